@@ -1,0 +1,150 @@
+/* bw24: the public C ABI. Owns every name that crosses the library's edge; refuses C++ types, callbacks, globals and printing.
+ *
+ * Status: functions return 0 or a negative BW24_E_* code; text comes from bw24_last_error() (thread-local, one line).
+ * Ownership: constructors take the output pointer first; free functions accept NULL. Strings returned belong to the object they came from.
+ * Threads: one thread per context at a time; bw24_cancel may be called from any thread. The library never prints, never exits, reads no
+ * environment. Every entry sets round-to-nearest and clears flush-to-zero for its work and restores the caller's settings.
+ * Structs that may grow begin with `size`: set it to sizeof.
+ * The text between the two BW24_CFFI marks is parsed by the Python layer: plain declarations only, no preprocessor. */
+#ifndef BW24_H
+#define BW24_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define BW24_API __attribute__((visibility("default")))
+#else
+#define BW24_API
+#endif
+
+#define BW24_ABI 1
+
+#pragma GCC visibility push(default)
+/* BW24_CFFI_BEGIN */
+enum bw24_status {
+    BW24_OK = 0,
+    BW24_E_ARG = -1,         /* an argument is outside its documented range */
+    BW24_E_MEMORY = -2,      /* out of memory; the message says how much was asked for */
+    BW24_E_UNSUPPORTED = -3, /* an op, type or backend that this build does not have */
+    BW24_E_MISSING = -4,     /* a tensor, buffer or role that the list names does not exist */
+    BW24_E_SHAPE = -5,       /* a tensor or buffer does not fit its op */
+    BW24_E_CONTEXT = -6,     /* the sequence would pass the context length */
+    BW24_E_NUMERIC = -7,     /* Inf or NaN where the numeric program forbids it */
+    BW24_E_IO = -8,
+    BW24_E_DEVICE = -9,      /* the device failed; the context is poisoned */
+    BW24_E_CANCELLED = -10,
+    BW24_E_SYNTAX = -11      /* the list text is malformed */
+};
+
+typedef struct bw24_ctx bw24_ctx;     /* a device and its threads */
+typedef struct bw24_model bw24_model; /* tensors and lists; mutable state lives in sequences */
+typedef struct bw24_seq bw24_seq;     /* one timeline: position and KV pages */
+
+typedef struct bw24_open_params {
+    uint32_t size;
+    int32_t threads;      /* 0: the physical cores this process may use */
+    const char *backend;  /* "ref", "cpu" */
+    const char *isa;      /* NULL: the best this machine has; "portable", "avx2", "avxvnni", "avx512vnni" force one */
+    int32_t fuse;         /* 0: the plan keeps one step an op (rollback seam) */
+    int32_t repack;       /* 0: weights stay in the file's layout (rollback seam, slow) */
+    int32_t float_act;    /* 1: float activations (diagnostic; backend "ref" only) */
+    int32_t reserved;
+} bw24_open_params;
+
+typedef struct bw24_model_params {
+    uint32_t size;
+    int32_t max_rows;     /* most rows of one step, 1..4096 */
+    int64_t max_context;  /* most tokens of one sequence */
+    const char *kv_full;  /* "f32", "f16", "q8_0", "q5_1", or "K/V" of two of them: KV format of full-attention layers */
+    const char *kv_window;/* the same for sliding-window layers */
+} bw24_model_params;
+
+/* one token of one sequence; rows of the same sequence come in order and append at its position */
+typedef struct bw24_row {
+    bw24_seq *seq;
+    int32_t token;
+    int32_t want;         /* 1: this row's logits are wanted */
+} bw24_row;
+
+typedef struct bw24_sampler {
+    uint32_t size;
+    float temperature;        /* 0: argmax, ties to the lowest id */
+    int32_t top_k;            /* 0: off */
+    float top_p;              /* 1: off */
+    float min_p;              /* 0: off */
+    float repetition_penalty; /* 1: off; over the history given */
+    float presence_penalty;
+    float frequency_penalty;
+    uint64_t seed;
+    int32_t n_bias;
+    const int32_t *bias_ids;
+    const float *bias_values;
+} bw24_sampler;
+
+typedef struct bw24_memory {
+    uint32_t size;
+    uint32_t reserved;
+    uint64_t weights;         /* bytes held for weights (packed copies, not the caller's mapping) */
+    uint64_t work;            /* activation buffers for max_rows */
+    uint64_t kv;              /* KV pages now in use */
+    uint64_t kv_page_full;    /* bytes of one page of 64 tokens, all full-attention layers */
+    uint64_t kv_page_window;  /* the same of the sliding-window layers */
+} bw24_memory;
+
+typedef struct bw24_type_facts { const char *name; int32_t id, block, bytes, can_encode; } bw24_type_facts;
+typedef struct bw24_op_facts { const char *name, *operands, *state; } bw24_op_facts;
+
+typedef struct bw24_check_result {
+    uint32_t size;
+    int32_t status;           /* 1 equal, 0 different, 2 skipped */
+    char name[160];           /* op, type, shape, isa */
+    char detail[160];         /* first difference, or why it was skipped */
+} bw24_check_result;
+
+int bw24_abi(void);
+const char *bw24_version(void);        /* "REVISION" the library was built from */
+const char *bw24_last_error(void);
+uint64_t bw24_struct_size(const char *name); /* sizeof of a struct of this header, 0 if unknown */
+
+int bw24_open(bw24_ctx **out, const bw24_open_params *params);
+void bw24_close(bw24_ctx *ctx);
+const char *bw24_device(bw24_ctx *ctx);      /* "cpu avx512vnni, 2 threads" */
+int bw24_isa_supported(const char *isa);     /* 1 yes, 0 no, negative: unknown name */
+int bw24_threads(bw24_ctx *ctx);
+void bw24_cancel(bw24_ctx *ctx);             /* the running step ends with BW24_E_CANCELLED */
+
+int bw24_model_new(bw24_model **out, bw24_ctx *ctx, const bw24_model_params *params);
+void bw24_model_free(bw24_model *model);
+/* data must stay readable until bw24_prepare returned (backend cpu with repack) or the model is freed (otherwise). scale multiplies the tensor's products. */
+int bw24_tensor_load(bw24_model *model, const char *name, int32_t type, int32_t n_dims, const int64_t *ne, const void *data, uint64_t nbytes, float scale);
+int bw24_list_set(bw24_model *model, const char *role, const char *text);
+/* packs weights and makes the plan of every role; tensors [0, n): call with the next index until it returns n (progress) */
+int bw24_prepare(bw24_model *model, int32_t index);
+int bw24_explain(bw24_model *model, const char *role, int32_t what, const char **text); /* what 0: list, 1: plan */
+int bw24_model_memory(bw24_model *model, bw24_memory *out);
+int32_t bw24_model_vocab(bw24_model *model);
+
+int bw24_seq_new(bw24_seq **out, bw24_model *model);
+void bw24_seq_free(bw24_seq *seq);
+int bw24_seq_fork(bw24_seq **out, bw24_seq *seq);
+int64_t bw24_seq_pos(bw24_seq *seq);
+int bw24_seq_truncate(bw24_seq *seq, int64_t pos, int64_t *actual); /* back to the nearest restorable position <= pos */
+
+/* logits: [wanted rows][vocab] f32, in row order. All or nothing: on error no sequence has moved. */
+int bw24_step(bw24_model *model, const bw24_row *rows, int32_t n, float *logits);
+int bw24_sample(const float *logits, int32_t n_vocab, const bw24_sampler *params, const int32_t *history, int32_t n_history,
+                uint64_t position, const uint32_t *mask, int32_t *token, float *logprob);
+
+int bw24_dequantize(int32_t type, const void *src, float *dst, int64_t n);
+int bw24_quantize(int32_t type, const float *src, void *dst, int64_t n);
+int bw24_type_info(int32_t index, bw24_type_facts *out);  /* BW24_E_ARG past the end */
+int bw24_op_info(int32_t index, bw24_op_facts *out);
+int bw24_check(bw24_ctx *ctx, bw24_model *model, int32_t index, bw24_check_result *out); /* case `index`; BW24_E_ARG past the end */
+int bw24_probe(bw24_ctx *ctx, double *read_gbps, double *copy_gbps);
+/* the numeric program's scalar functions, for tests: name is "exp", "exp2", "silu", "gelu", "tanh", "sigmoid", "softplus" */
+int bw24_canon(const char *name, const float *x, float *y, int64_t n);
+/* BW24_CFFI_END */
+#pragma GCC visibility pop
+
+#endif

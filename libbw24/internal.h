@@ -1,0 +1,192 @@
+/* Structs shared inside the library. Owns the nouns of docs/design.md (tensor, list, plan, row, sequence, backend) as C types;
+ * knows no file format, no model by name and no instruction set. */
+#ifndef BW24_INTERNAL_H
+#define BW24_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "bw24.h"
+#include "formats/formats.h"
+#include "kv.h"
+
+enum { BW_MAX_BUF = 256, BW_MAX_KV = 512, BW_OP_BUFS = 3, BW_OP_W = 2, BW_OP_I = 4, BW_OP_F = 2 };
+
+/* ---- errors (abi.c): set the thread's message and return the code */
+int bw_fail(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+#define BW_TRY(expr) do { int bw_rc_ = (expr); if (bw_rc_) return bw_rc_; } while (0)
+
+/* ---- tensors */
+typedef struct bw_tensor {
+    char *name;
+    const bw_type_info *type;
+    int n_dims;
+    int64_t ne[4];       /* ne[0] = columns (fastest), ne[1] = rows, ne[2] = experts */
+    const uint8_t *data; /* raw rows as in the file; borrowed; NULL once a backend has consumed them */
+    uint64_t bytes;
+    float scale;         /* multiplies products with this tensor; 1 where the file has none */
+    bool used;           /* some list names it */
+    void *packed;        /* the backend's own form, owned */
+    uint64_t packed_bytes;
+    float *dense;        /* small float tensors (norm weights, biases) decoded to f32, owned; NULL otherwise */
+} bw_tensor;
+
+/* ---- list */
+enum bw_opcode {
+#define OP(name, operands, state) BW_OP_##name,
+#include "ops.def"
+#undef OP
+    BW_N_OPS
+};
+enum bw_state_class { BW_NONE, BW_APPEND, BW_FOLD };
+enum bw_rows_class { BW_ROWS_UNSET, BW_ROWS_ALL, BW_ROWS_WANT }; /* which rows of the step a buffer holds */
+
+typedef struct bw_buf { char *name; int64_t width; enum bw_rows_class rows; } bw_buf;
+
+typedef struct bw_kv {
+    char *name;
+    bw_kv_desc desc;
+    int64_t window;  /* 0: full attention; else keys older than `window` positions are never read */
+    int klass;       /* 0 full, 1.. window classes: which page table of a sequence holds it */
+    size_t offset;   /* of this cache inside a page of its class */
+} bw_kv;
+
+typedef struct bw_op {
+    enum bw_opcode code;
+    int buf[BW_OP_BUFS];        /* indices into list->bufs in operand order, -1 absent */
+    bw_tensor *w[BW_OP_W];
+    int kv;
+    int i[BW_OP_I];
+    double f[BW_OP_F];
+    char *where;                /* file:line of the append, for messages */
+} bw_op;
+
+typedef struct bw_list {
+    char *role;
+    int n_bufs, n_kvs, n_ops;
+    bw_buf bufs[BW_MAX_BUF];
+    bw_kv *kvs;
+    bw_op *ops;
+    int logits;                 /* buffer of the result */
+    struct bw_plan *plan;
+    char *text, *plan_text;     /* printed forms, made on demand */
+} bw_list;
+
+/* ---- plan (lower.c): what a backend runs; steps cover the list's ops in order */
+enum bw_step_kind {
+    BW_STEP_OP,      /* one op alone */
+    BW_STEP_LINEARS, /* several LINEARs over one input, with the NORM before and the GLU or ADD after folded in */
+    BW_STEP_ATTN     /* per-head NORM, ROPE and KV_APPEND of one layer in one pass */
+};
+typedef struct bw_step {
+    enum bw_step_kind kind;
+    int first, n;               /* ops covered: [first, first + n) */
+    int norm;                   /* op index of the folded NORM or -1 */
+    int lin0, n_lin;            /* the LINEAR ops */
+    int glu, add;               /* op index of the folded GLU / ADD or -1 */
+} bw_step;
+typedef struct bw_plan { int n_steps; bw_step *steps; } bw_plan;
+int bw_lower(bw_list *list, bool fuse, bw_plan **out);
+void bw_plan_free(bw_plan *p);
+
+/* ---- sequences and steps */
+enum { BW_PAGE_TOKENS = 64, BW_MAX_CLASS = 4 };
+typedef struct bw_page { atomic_int refs; uint8_t *data; } bw_page;
+struct bw24_seq {
+    bw24_model *model;
+    int64_t pos;
+    int n_pages;                /* page slots in use per class: ceil(pos / 64) */
+    int cap_pages;
+    bw_page **pages[BW_MAX_CLASS]; /* NULL where a window page was released */
+    uint8_t **data[BW_MAX_CLASS];  /* the same pages' bytes, for kernels */
+    int64_t floor[BW_MAX_CLASS];   /* first position still stored, per class */
+};
+
+/* consecutive rows of one sequence */
+typedef struct bw_run { bw24_seq *seq; int first, n; } bw_run;
+typedef struct bw_rowset {
+    int n;
+    int32_t *row;     /* index in the step */
+    int64_t *pos;
+    int n_runs;
+    bw_run *runs;     /* first, n: indices into this set */
+} bw_rowset;
+typedef struct bw_batch {
+    int n;
+    const int32_t *token;
+    bw_rowset all, want;
+} bw_batch;
+
+/* ---- models and backends */
+typedef struct bw_backend {
+    const char *name;
+    size_t (*kv_page_bytes)(const bw_kv_desc *d);
+    bool (*kv_supported)(const bw_kv_desc *d);
+    int (*open)(bw24_ctx *ctx);
+    void (*close)(bw24_ctx *ctx);
+    int (*prepare_tensor)(bw24_model *m, bw_tensor *t); /* pack one tensor */
+    int (*prepare_list)(bw24_model *m, bw_list *l);     /* work buffers, plan */
+    void (*free_tensor)(bw_tensor *t);
+    void (*free_model)(bw24_model *m);
+    int (*forward)(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
+} bw_backend;
+extern const bw_backend bw_backend_ref, bw_backend_cpu;
+
+struct bw24_ctx {
+    const bw_backend *backend;
+    int threads;
+    bool fuse, repack, float_act;
+    atomic_int cancel;
+    char isa_name[16];
+    char device[96];
+    void *priv;       /* the backend's */
+};
+
+enum { BW_MAX_ROLES = 4 };
+struct bw24_model {
+    bw24_ctx *ctx;
+    int max_rows;
+    int64_t max_context;
+    const bw_type_info *kv_type[2][2]; /* [full, window][K, V] */
+    int n_tensors, cap_tensors;
+    bw_tensor **tensors;
+    int n_lists;
+    bw_list *lists[BW_MAX_ROLES];
+    int n_classes;
+    int64_t class_window[BW_MAX_CLASS];
+    size_t class_page_bytes[BW_MAX_CLASS];
+    float **bufs;         /* [list 0's buffers], max_rows x width each; shared between roles by name */
+    uint64_t work_bytes;
+    atomic_llong kv_bytes;
+    int32_t vocab;
+    bool prepared;
+    /* scratch of run.c for the step in hand */
+    void *step_mem;
+    size_t step_mem_bytes;
+    void *priv;           /* the backend's */
+};
+
+bw_tensor *bw_find_tensor(bw24_model *m, const char *name);
+void bw_list_free(bw_list *l);
+int bw_list_parse(bw24_model *m, const char *role, const char *text, bw_list **out);
+int bw_list_print(const bw_list *l, char **out);
+int bw_plan_print(const bw_list *l, char **out);
+const char *bw_op_name(enum bw_opcode c);
+void bw_op_label(const bw_list *l, int op, char *out, size_t size); /* "op 137 LINEAR blk.4.ffn_down.weight (qwen3.py:58)" */
+
+/* state.c: make pages for positions [pos, pos + n) writable; undone by truncate */
+int bw_seq_reserve(bw24_seq *s, int64_t n);
+void bw_seq_trim_windows(bw24_seq *s);
+/* helpers of op execution */
+static inline int64_t bw_key_lo(const bw_kv *kv, int64_t pos) { return kv->window && pos + 1 > kv->window ? pos + 1 - kv->window : 0; }
+static inline const bw_rowset *bw_rows_of(const bw_list *l, const bw_batch *b, int buf) {
+    return l->bufs[buf].rows == BW_ROWS_WANT ? &b->want : &b->all;
+}
+float *bw_dense(bw_tensor *t); /* f32 view of a small tensor; NULL and message on failure */
+
+/* growable text (list.c) */
+typedef struct bw_text { char *s; size_t n, cap; } bw_text;
+int bw_textf(bw_text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+#endif
