@@ -1,0 +1,152 @@
+# Builds the library, installs the Python package, runs the tests. `make help` lists the targets.
+# Knows compilers, flags and folders; knows nothing of models. Every folder below is taken by wildcard: a new C file needs no line here.
+
+PYTHON ?= $(or $(shell command -v python),python3)
+CC     ?= cc
+BUILD  ?= build/obj
+SO     ?= py/bw24/libbw24.so
+MACHINE := $(shell uname -m)
+ifneq ($(shell uname -s),Linux)
+$(error bw24 builds on Linux only, found $(shell uname -s))
+endif
+
+# ---- flags: the numeric program needs IEEE arithmetic without contraction (docs/numerics.md), so these are not a matter of taste
+NUMERIC := -ffp-contract=off -fno-fast-math
+OPT     := -O3
+CFLAGS   = -std=c11 $(OPT) $(ARCH) $(NUMERIC) -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread -Ilibbw24 -MMD -MP $(EXTRA)
+LDLIBS  := -lm -lpthread
+C_FILES := $(wildcard libbw24/*.c libbw24/formats/*.c libbw24/ref/*.c libbw24/cpu/*.c)
+ifeq ($(MACHINE),x86_64)
+ARCH := -march=x86-64-v3
+else
+$(info bw24: $(MACHINE): building the portable backend, no SIMD kernels for this machine yet)
+C_FILES := $(filter-out %_avx2.c %_avxvnni.c %_avx512.c,$(C_FILES))
+endif
+AVX512  := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
+AVXVNNI := -mavxvnni
+
+# ---- variants with their own object folder: SAN=1 (address and undefined-behaviour sanitizers), FAULT=n (seeded fault n, for the tests of the gates)
+ifeq ($(SAN),1)
+BUILD := build/san
+OPT   := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SO    := $(BUILD)/libbw24.so
+endif
+ifneq ($(FAULT),)
+BUILD := build/fault$(FAULT)
+EXTRA := -DBW24_FAULT=$(FAULT)
+SO    := $(BUILD)/libbw24.so
+endif
+
+# ---- CUDA: taken when nvcc is found; CUDA=0 leaves it out, CUDA=1 insists. CUARCH: the card of this machine, else the two that every push compiles
+BW24_NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
+CU_FILES  := $(wildcard libbw24/cu/*.cu)
+CUDA      ?= $(if $(and $(BW24_NVCC),$(CU_FILES)),1,0)
+ifeq ($(CUDA),1)
+ifeq ($(BW24_NVCC),)
+$(error CUDA=1, but no nvcc in PATH or /usr/local/cuda/bin; name it with BW24_NVCC=/path/to/nvcc)
+endif
+CARDS     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u)
+CUARCH    ?= $(or $(patsubst 120,120a,$(patsubst 90,90a,$(CARDS))),90a 120a)
+NVCCFLAGS := -std=c++17 -O3 -fmad=false -ftz=false -prec-div=true -prec-sqrt=true -Ilibbw24 -MMD -MP \
+             -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off $(foreach a,$(CUARCH),-gencode arch=compute_$(a),code=sm_$(a))
+CU_OBJ    := $(CU_FILES:%.cu=$(BUILD)/%.cu.o)
+EXTRA     += -DBW24_CUDA
+LINK      := $(BW24_NVCC) -shared -cudart static
+else
+LINK      := $(CC) -shared $(OPT) -Wl,-z,defs
+endif
+
+OBJ     := $(C_FILES:%.c=$(BUILD)/%.o)
+C_TESTS := $(patsubst tests/c/%.c,$(BUILD)/tests/%,$(wildcard tests/c/test_*.c))
+PYTEST  := $(PYTHON) -m pytest -q
+JOBS     = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) # all cores, unless -j was given
+PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
+
+.PHONY: all lib install test test-full ctest soak check lint fuzz sanitize cuda-objects wheel clean help FORCE
+
+all: ## build the library and install the Python package (the default)
+	@$(PYTHON) scripts/python_env.py check
+	@$(MAKE) --no-print-directory $(JOBS) lib
+	@$(MAKE) --no-print-directory install
+
+lib: $(SO) ## build the library alone
+
+install: ## install the Python package, editable, with what it needs (nothing to do when it is)
+	@$(PYTHON) scripts/python_env.py installed || $(PIP) --editable .
+
+$(SO): $(OBJ) $(CU_OBJ) $(BUILD)/flags
+	$(LINK) -o $@ $(OBJ) $(CU_OBJ) $(LDLIBS)
+	@if [ "$@" = py/bw24/libbw24.so ]; then cp libbw24/bw24.h py/bw24/bw24.h; fi
+
+# build/obj/flags and build/obj/revision change only when their content does; every object depends on the first, one object on the second
+$(BUILD)/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c -o $@ $<
+$(BUILD)/%.cu.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(BW24_NVCC) $(NVCCFLAGS) -c -o $@ $<
+$(filter %_avx512.o,$(OBJ)): CFLAGS += $(AVX512)
+$(filter %_avxvnni.o,$(OBJ)): CFLAGS += $(AVXVNNI)
+$(BUILD)/libbw24/abi.o: CFLAGS += -DBW24_REVISION='"$(shell cat $(BUILD)/revision)"'
+$(BUILD)/libbw24/abi.o: $(BUILD)/revision
+
+WRITE_IF_NEW = cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(CFLAGS) $(AVX512) $(AVXVNNI) $(LINK) $(NVCCFLAGS)' > $@.new; $(WRITE_IF_NEW)
+$(BUILD)/revision: FORCE
+	@mkdir -p $(@D)
+	@$(PYTHON) scripts/python_env.py revision > $@.new; $(WRITE_IF_NEW)
+
+# ---- tests
+$(BUILD)/tests/%: tests/c/%.c $(OBJ) $(CU_OBJ)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -o $@ $< $(OBJ) $(CU_OBJ) $(LDLIBS) $(if $(CU_OBJ),-L$(dir $(BW24_NVCC))../lib64 -lcudart_static -ldl -lrt -lstdc++)
+
+ctest: $(C_TESTS) ## the C tests alone
+	@for t in $(C_TESTS); do echo "== $$t"; $$t || exit 1; done
+
+test: all ## everything a change must pass, from the fixtures in the tree (at most 5 minutes)
+	@$(PYTHON) -c 'import pytest, gguf' 2>/dev/null || $(PIP) --editable '.[test]'
+	@$(MAKE) --no-print-directory $(JOBS) ctest
+	$(PYTEST) tests
+
+test-full: all ## the same and the full golden sets: BW24_GOLDENS=DIR make test-full
+	@test -d "$(BW24_GOLDENS)" || { echo "test-full needs BW24_GOLDENS=DIR, the folder of the golden sets" >&2; exit 2; }
+	@$(MAKE) --no-print-directory $(JOBS) ctest
+	BW24_GOLDENS="$(abspath $(BW24_GOLDENS))" $(PYTEST) tests
+
+soak: all ## long runs: an hour of fuzzing, every gate on the real model
+	$(PYTHON) -m bw24 gate --full
+	$(PYTHON) tests/fuzz_gguf.py --seconds $(or $(SECONDS_TO_RUN),3600)
+
+check: all ## every kernel against the reference, then the exactness gates on the default model
+	$(PYTHON) -m bw24 kernel-check
+	$(PYTHON) -m bw24 gate
+
+fuzz: all ## a minute of broken model files
+	$(PYTHON) tests/fuzz_gguf.py --seconds $(or $(SECONDS_TO_RUN),60)
+
+sanitize: ## the C tests under the address and undefined-behaviour sanitizers
+	@$(MAKE) --no-print-directory $(JOBS) SAN=1 CUDA=0 ctest
+
+lint: ## ruff, and the limits on the length of files and functions
+	@$(PYTHON) -m ruff --version >/dev/null 2>&1 || $(PIP) 'ruff>=0.5'
+	$(PYTHON) -m ruff check .
+	$(PYTHON) scripts/limits.py
+	$(PYTHON) scripts/docs.py --check
+
+cuda-objects: $(CU_OBJ) ## compile the CUDA code without linking or running it
+	@echo "$(words $(CU_OBJ)) CUDA objects for $(or $(CUARCH),no architecture: no nvcc or no .cu file)"
+
+wheel: lib ## a wheel with the library inside, in dist/
+	$(PYTHON) -m pip wheel --no-deps -w dist . --config-settings=--build-option=--plat-name=$(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_platform())')
+
+clean: ## remove what was built
+	rm -rf build dist py/bw24/libbw24.so py/bw24/bw24.h py/*.egg-info
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+	@echo "variables: PYTHON CC BUILD CUDA=0|1 CUARCH='90a 120a' BW24_NVCC SAN=1 FAULT=n"
+
+-include $(OBJ:.o=.d) $(C_TESTS:%=%.d) $(CU_OBJ:.o=.d)
