@@ -16,7 +16,22 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .errors import Bw24Error
-from .gguf_types import ARRAY, BOOL, INT32, INT64, INT_RANGES, KIND_IDS, KIND_NAMES, NUMPY_KINDS, STRING, TYPE_IDS, TYPES, UINT32, UINT64, quote
+from .gguf_types import (
+    ARRAY,
+    BOOL,
+    INT32,
+    INT64,
+    INT_RANGES,
+    KIND_IDS,
+    KIND_NAMES,
+    NUMPY_KINDS,
+    STRING,
+    TYPE_IDS,
+    TYPES,
+    UINT32,
+    UINT64,
+    quote,
+)
 
 Data = bytes | bytearray | memoryview | np.ndarray
 FLOAT32 = KIND_IDS["f32"]
