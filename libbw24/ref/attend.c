@@ -2,9 +2,10 @@
  * operations; knows nothing of page tables, threads or vectors. */
 #include "attend.h"
 #include "../canon.h"
+#include "dot.h"
 #include <string.h>
 
-enum { F32 = 0, F16 = 1, Q5_1 = 7, Q8_0 = 8, E4M3 = 256, PAGE = 64, SEGMENT = 256, GROUPS = REF_KV_MAX_DIM / 32 };
+enum { F32 = 0, F16 = 1, Q5_1 = 7, Q8_0 = 8, E4M3 = 256, PAGE = 64 };
 
 static uint32_t magnitude(float x) { bw_f32 v; v.f = x; return v.u & 0x7fffffffu; }
 static int finite(float x) { return magnitude(x) < 0x7f800000u; }
@@ -111,54 +112,15 @@ int ref_kv_append(const bw_kv_desc *kv, uint8_t *page, int slot, const float *k,
 
 /* ---- ATTEND */
 typedef struct query {
-    const float *x;        /* [dim] */
+    const float *x; /* [dim] */
     int8_t code[REF_KV_MAX_DIM];
-    float delta[GROUPS];
-    int sum[GROUPS];       /* of the codes */
+    float delta[REF_KV_MAX_DIM / 32];
 } query;
-
-static int quantise_query(query *q, const float *x, int dim) {
-    q->x = x;
-    if (!all_finite(x, dim)) return -1;
-    for (int g = 0; g < dim / 32; g++) {
-        uint32_t amax = 0;
-        float recip;
-        for (int i = 0; i < 32; i++) amax = magnitude(x[32 * g + i]) > amax ? magnitude(x[32 * g + i]) : amax;
-        bw_q8_scale(amax, &q->delta[g], &recip);
-        q->sum[g] = 0;
-        for (int i = 0; i < 32; i++) q->sum[g] += q->code[32 * g + i] = (int8_t)bw_q8_code(x[32 * g + i], recip);
-    }
-    return 0;
-}
-
-/* group value t of §2 for the forms S1 (m = 0 is not added) and S1M */
-static float group_value(const bw_type_info *t, const uint8_t *block, const int8_t *a, int sum) {
-    bw_group w;
-    int dot = 0;
-    t->group(block, 0, &w);
-    for (int i = 0; i < 32; i++) dot += w.q[i] * a[i];
-    float s = w.s[0] * (float)dot;
-    return t->form == BW_S1M ? fmaf(w.m[0], (float)sum, s) : s;
-}
 
 /* LINEAR of the query over one key row: §3 for float formats, §2 for block formats */
 static float score(const bw_type_info *t, const uint8_t *row, const query *q, int dim) {
-    float y = 0.0f;
-    for (int d0 = 0; d0 < dim; d0 += SEGMENT) {
-        float p = 0.0f, w;
-        int d1 = d0 + SEGMENT < dim ? d0 + SEGMENT : dim;
-        for (int d = d0; d < d1; d += t->block) {
-            const uint8_t *block = row + d / t->block * t->bytes;
-            if (t->form == BW_FLOAT) {
-                t->decode(block, &w);
-                p = fmaf(w, q->x[d], p);
-            } else {
-                p = fmaf(q->delta[d / 32], group_value(t, block, q->code + d, q->sum[d / 32]), p);
-            }
-        }
-        y = y + p;
-    }
-    return y;
+    if (t->form == BW_FLOAT) return ref_dot_row_f32(t, row, dim, q->x);
+    return ref_dot_row(t, row, dim, q->code, q->delta);
 }
 
 typedef struct piece { float n, l, o[REF_KV_MAX_DIM]; } piece;
@@ -208,9 +170,10 @@ static void merge(piece *sum, const piece *x, int dim) {
 int ref_attend(const bw_kv_desc *kv, uint8_t *const *pages, int64_t lo, int64_t hi, const float *q, int q_heads, float c, float *out) {
     if (lo < 0 || lo >= hi) return -1;
     for (int h = 0; h < q_heads; h++) {
-        query qq;
+        query qq = {.x = q + h * kv->dim};
         piece sum = {0}, x;
-        if (quantise_query(&qq, q + h * kv->dim, kv->dim)) return -1;
+        if (!all_finite(qq.x, kv->dim)) return -1;
+        if (kv->kt->form != BW_FLOAT) ref_quant_row(qq.x, kv->dim, qq.code, qq.delta);
         for (int64_t b = lo / PAGE; b * PAGE < hi; b++) {
             int j0 = b * PAGE < lo ? (int)(lo - b * PAGE) : 0, j1 = hi - b * PAGE < PAGE ? (int)(hi - b * PAGE) : PAGE;
             if (attend_piece(kv, pages[b], h / (q_heads / kv->heads), j0, j1, &qq, c, &x)) return -1;
