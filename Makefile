@@ -13,7 +13,7 @@ endif
 # ---- flags: the numeric program needs IEEE arithmetic without contraction (docs/numerics.md), so these are not a matter of taste
 NUMERIC := -ffp-contract=off -fno-fast-math
 OPT     := -O3
-CFLAGS   = -std=c11 $(OPT) $(ARCH) $(NUMERIC) -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread -Ilibbw24 -MMD -MP $(EXTRA)
+CFLAGS   = -std=c11 -D_GNU_SOURCE $(OPT) $(ARCH) $(NUMERIC) -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread -Ilibbw24 -MMD -MP $(EXTRA)
 LDLIBS  := -lm -lpthread
 C_FILES := $(wildcard libbw24/*.c libbw24/formats/*.c libbw24/ref/*.c libbw24/cpu/*.c)
 ifeq ($(MACHINE),x86_64)

@@ -116,10 +116,13 @@ void bw24_cancel(bw24_ctx *ctx);             /* the running step ends with BW24_
 
 int bw24_model_new(bw24_model **out, bw24_ctx *ctx, const bw24_model_params *params);
 void bw24_model_free(bw24_model *model);
-/* data must stay readable until bw24_prepare returned (backend cpu with repack) or the model is freed (otherwise). scale multiplies the tensor's products. */
-int bw24_tensor_load(bw24_model *model, const char *name, int32_t type, int32_t n_dims, const int64_t *ne, const void *data, uint64_t nbytes, float scale);
+/* data must stay readable while the model lives. mapped: 1 if it is a read-only private file mapping, whose pages the library may give back to
+ * the system once it has packed them. scale multiplies the products with the tensor (1: none). ne[0] is the number of columns. */
+int bw24_tensor_load(bw24_model *model, const char *name, int32_t type, int32_t n_dims, const int64_t *ne, const void *data, uint64_t nbytes,
+                     float scale, int32_t mapped);
 int bw24_list_set(bw24_model *model, const char *role, const char *text);
-/* packs weights and makes the plan of every role; tensors [0, n): call with the next index until it returns n (progress) */
+/* after the tensors and lists: index 0..tensors-1 packs one tensor each (so that the caller can show progress), index = tensors makes the plans
+ * and work buffers and ends preparation */
 int bw24_prepare(bw24_model *model, int32_t index);
 int bw24_explain(bw24_model *model, const char *role, int32_t what, const char **text); /* what 0: list, 1: plan */
 int bw24_model_memory(bw24_model *model, bw24_memory *out);

@@ -23,10 +23,12 @@ typedef struct bw_tensor {
     const bw_type_info *type;
     int n_dims;
     int64_t ne[4];       /* ne[0] = columns (fastest), ne[1] = rows, ne[2] = experts */
-    const uint8_t *data; /* raw rows as in the file; borrowed; NULL once a backend has consumed them */
+    const uint8_t *data; /* raw rows as in the file; borrowed while the model lives */
     uint64_t bytes;
+    bool mapped;         /* data is a read-only file mapping: consumed pages may be given back to the system */
     float scale;         /* multiplies products with this tensor; 1 where the file has none */
     bool used;           /* some list names it */
+    bool linear;         /* some LINEAR reads it as its matrix, so a backend may pack it */
     void *packed;        /* the backend's own form, owned */
     uint64_t packed_bytes;
     float *dense;        /* small float tensors (norm weights, biases) decoded to f32, owned; NULL otherwise */
@@ -69,15 +71,16 @@ typedef struct bw_list {
     bw_kv *kvs;
     bw_op *ops;
     int logits;                 /* buffer of the result */
+    float **mem;                /* each buffer's [max_rows][width], owned; NULL before prepare; logits go to the caller's memory */
     struct bw_plan *plan;
     char *text, *plan_text;     /* printed forms, made on demand */
 } bw_list;
 
 /* ---- plan (lower.c): what a backend runs; steps cover the list's ops in order */
 enum bw_step_kind {
-    BW_STEP_OP,      /* one op alone */
-    BW_STEP_LINEARS, /* several LINEARs over one input, with the NORM before and the GLU or ADD after folded in */
-    BW_STEP_ATTN     /* per-head NORM, ROPE and KV_APPEND of one layer in one pass */
+    BW_STEP_OP,      /* one op alone, split over threads by the backend */
+    BW_STEP_LINEARS, /* LINEARs over one input, with the NORM before and the GLU or ADD after folded in */
+    BW_STEP_ROWS     /* a run of row-local ops (NORM, ROPE, KV_APPEND, ADD, ...): each row goes through all of them at once */
 };
 typedef struct bw_step {
     enum bw_step_kind kind;
@@ -156,7 +159,6 @@ struct bw24_model {
     int n_classes;
     int64_t class_window[BW_MAX_CLASS];
     size_t class_page_bytes[BW_MAX_CLASS];
-    float **bufs;         /* [list 0's buffers], max_rows x width each; shared between roles by name */
     uint64_t work_bytes;
     atomic_llong kv_bytes;
     int32_t vocab;
@@ -178,6 +180,10 @@ void bw_op_label(const bw_list *l, int op, char *out, size_t size); /* "op 137 L
 /* state.c: make pages for positions [pos, pos + n) writable; undone by truncate */
 int bw_seq_reserve(bw24_seq *s, int64_t n);
 void bw_seq_trim_windows(bw24_seq *s);
+/* the numeric program's floating-point environment: round to nearest, subnormals kept (abi.c) */
+typedef struct bw_fpenv { uint64_t saved; } bw_fpenv;
+bw_fpenv bw_fpenv_enter(void);
+void bw_fpenv_leave(bw_fpenv e);
 /* helpers of op execution */
 static inline int64_t bw_key_lo(const bw_kv *kv, int64_t pos) { return kv->window && pos + 1 > kv->window ? pos + 1 - kv->window : 0; }
 static inline const bw_rowset *bw_rows_of(const bw_list *l, const bw_batch *b, int buf) {

@@ -1,0 +1,434 @@
+/* The list: what a model means. Owns the text form, its parser, the shape rules of every op and the printed form.
+ * Knows no backend and no model by name.
+ *
+ * Text, one item a line:
+ *   BUF name width            KV name heads=H dim=D window=W
+ *   OP key=value ... [@ where]
+ * Operand keys and kinds come from ops.def. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+enum { MAX_LINE = 1024, MAX_FIELDS = 12, MAX_NAME = 128 };
+
+/* ---- the operand grammar, read from ops.def once per use: "y:y w:w scale:f?=1" */
+typedef struct field { char key[12]; char kind; bool optional; const char *dflt; int dflt_len; } field;
+typedef struct op_spec { const char *name, *operands; enum bw_state_class state; } op_spec;
+
+#define NONE BW_NONE
+#define APPEND BW_APPEND
+#define FOLD BW_FOLD
+static const op_spec specs[BW_N_OPS] = {
+#define OP(name, operands, state) {#name, operands, state},
+#include "ops.def"
+#undef OP
+};
+#undef NONE
+#undef APPEND
+#undef FOLD
+
+const char *bw_op_name(enum bw_opcode c) { return specs[c].name; }
+
+int bw24_op_info(int32_t index, bw24_op_facts *out) {
+    static const char *const states[] = {"NONE", "APPEND", "FOLD"};
+    if (index < 0 || index >= BW_N_OPS || !out) return BW24_E_ARG;
+    *out = (bw24_op_facts){specs[index].name, specs[index].operands, states[specs[index].state]};
+    return 0;
+}
+
+static int op_fields(const char *spec, field *f) {
+    int n = 0;
+    for (const char *p = spec; *p && n < MAX_FIELDS; n++) {
+        while (*p == ' ') p++;
+        const char *colon = strchr(p, ':');
+        int len = (int)(colon - p);
+        memcpy(f[n].key, p, (size_t)len);
+        f[n].key[len] = 0;
+        f[n].kind = colon[1];
+        p = colon + 2;
+        f[n].optional = *p == '?';
+        if (f[n].optional) p++;
+        f[n].dflt = NULL;
+        f[n].dflt_len = 0;
+        if (*p == '=') {
+            f[n].dflt = ++p;
+            while (*p && *p != ' ') p++;
+            f[n].dflt_len = (int)(p - f[n].dflt);
+        }
+        while (*p == ' ') p++;
+    }
+    return n;
+}
+
+/* ---- growable text */
+int bw_textf(bw_text *t, const char *fmt, ...) {
+    va_list ap, aq;
+    va_start(ap, fmt);
+    va_copy(aq, ap);
+    int need = vsnprintf(NULL, 0, fmt, aq);
+    va_end(aq);
+    if (t->n + (size_t)need + 1 > t->cap) {
+        size_t cap = (t->cap + (size_t)need + 1) * 2;
+        char *s = realloc(t->s, cap);
+        if (!s) { va_end(ap); return bw_fail(BW24_E_MEMORY, "out of memory for %zu bytes of text", cap); }
+        t->s = s;
+        t->cap = cap;
+    }
+    vsnprintf(t->s + t->n, t->cap - t->n, fmt, ap);
+    va_end(ap);
+    t->n += (size_t)need;
+    return 0;
+}
+
+/* ---- lookups */
+static int find_buf(const bw_list *l, const char *name) {
+    for (int i = 0; i < l->n_bufs; i++)
+        if (!strcmp(l->bufs[i].name, name)) return i;
+    return -1;
+}
+static int find_kv(const bw_list *l, const char *name) {
+    for (int i = 0; i < l->n_kvs; i++)
+        if (!strcmp(l->kvs[i].name, name)) return i;
+    return -1;
+}
+/* position of `word` in "a,b,c" or -1 */
+static int enum_index(const char *names, int len, const char *word) {
+    size_t w = strlen(word);
+    int i = 0;
+    for (const char *p = names; p < names + len; i++) {
+        const char *e = p;
+        while (e < names + len && *e != ',') e++;
+        if ((size_t)(e - p) == w && !memcmp(p, word, w)) return i;
+        p = e + 1;
+    }
+    return -1;
+}
+
+/* ---- parsing */
+typedef struct parser { bw24_model *m; bw_list *l; int line; char *tok[MAX_FIELDS + 4]; int n_tok; char *where; } parser;
+
+static int syntax(const parser *p, const char *what, const char *value) {
+    return bw_fail(BW24_E_SYNTAX, "list %s line %d: %s '%s'", p->l->role, p->line, what, value);
+}
+
+static int parse_i64(const parser *p, const char *s, int64_t lo, int64_t hi, int64_t *out) {
+    char *end;
+    long long v = strtoll(s, &end, 10);
+    if (end == s || *end || v < lo || v > hi)
+        return bw_fail(BW24_E_SYNTAX, "list %s line %d: expected an integer %lld..%lld, found '%s'", p->l->role, p->line, (long long)lo, (long long)hi, s);
+    *out = v;
+    return 0;
+}
+
+static int split(parser *p, char *line) {
+    p->n_tok = 0;
+    p->where = NULL;
+    char *at = strstr(line, " @ ");
+    if (at) { *at = 0; p->where = at + 3; }
+    char *save = NULL;
+    for (char *t = strtok_r(line, " \t\r", &save); t; t = strtok_r(NULL, " \t\r", &save)) {
+        if (p->n_tok == MAX_FIELDS + 4) return syntax(p, "too many fields near", t);
+        if (strlen(t) >= MAX_NAME) return syntax(p, "field too long", "...");
+        p->tok[p->n_tok++] = t;
+    }
+    return 0;
+}
+
+static const char *value_of(const parser *p, const char *key) {
+    size_t k = strlen(key);
+    for (int i = 1; i < p->n_tok; i++)
+        if (!strncmp(p->tok[i], key, k) && p->tok[i][k] == '=') return p->tok[i] + k + 1;
+    return NULL;
+}
+
+static int parse_buf(parser *p) {
+    bw_list *l = p->l;
+    int64_t width;
+    if (p->n_tok != 3) return syntax(p, "expected BUF name width near", p->tok[0]);
+    if (l->n_bufs == BW_MAX_BUF) return syntax(p, "too many buffers at", p->tok[1]);
+    if (find_buf(l, p->tok[1]) >= 0) return syntax(p, "buffer declared twice", p->tok[1]);
+    BW_TRY(parse_i64(p, p->tok[2], 1, 1 << 24, &width));
+    char *name = strdup(p->tok[1]);
+    if (!name) return bw_fail(BW24_E_MEMORY, "out of memory for a buffer name");
+    l->bufs[l->n_bufs++] = (bw_buf){name, width, BW_ROWS_UNSET};
+    return 0;
+}
+
+static int parse_kv(parser *p) {
+    bw_list *l = p->l;
+    const char *h = value_of(p, "heads"), *d = value_of(p, "dim"), *w = value_of(p, "window");
+    if (p->n_tok != 5 || !h || !d || !w) return syntax(p, "expected KV name heads= dim= window= near", p->tok[0]);
+    if (l->n_kvs == BW_MAX_KV) return syntax(p, "too many KV caches at", p->tok[1]);
+    if (find_kv(l, p->tok[1]) >= 0) return syntax(p, "KV cache declared twice", p->tok[1]);
+    int64_t heads, dim, window;
+    BW_TRY(parse_i64(p, h, 1, 1024, &heads));
+    BW_TRY(parse_i64(p, d, 1, 1024, &dim));
+    BW_TRY(parse_i64(p, w, 0, INT32_MAX, &window));
+    bw_kv *grown = realloc(l->kvs, (size_t)(l->n_kvs + 1) * sizeof *grown);
+    if (!grown) return bw_fail(BW24_E_MEMORY, "out of memory for %d KV caches", l->n_kvs + 1);
+    l->kvs = grown;
+    bw_kv *kv = &l->kvs[l->n_kvs];
+    memset(kv, 0, sizeof *kv);
+    if (!(kv->name = strdup(p->tok[1]))) return bw_fail(BW24_E_MEMORY, "out of memory for a KV name");
+    l->n_kvs++;
+    kv->window = window;
+    kv->desc = (bw_kv_desc){(int)heads, (int)dim, p->m->kv_type[window > 0][0], p->m->kv_type[window > 0][1]};
+    return 0;
+}
+
+/* one operand into its slot; n counts the slots used per kind */
+typedef struct slots { int buf, w, i, f; } slots;
+static int parse_operand(parser *p, bw_op *op, const field *f, const char *v, slots *n) {
+    int64_t x;
+    switch (f->kind) {
+    case 'y': case 'x': case 'b':
+        if ((op->buf[n->buf] = find_buf(p->l, v)) < 0) return syntax(p, "unknown buffer", v);
+        break;
+    case 'w':
+        if (!(op->w[n->w] = bw_find_tensor(p->m, v)))
+            return bw_fail(BW24_E_MISSING, "list %s line %d: %s needs tensor '%s', which was not loaded", p->l->role, p->line, specs[op->code].name, v);
+        op->w[n->w]->used = true;
+        break;
+    case 'k':
+        if ((op->kv = find_kv(p->l, v)) < 0) return syntax(p, "unknown KV cache", v);
+        break;
+    case 'i':
+        BW_TRY(parse_i64(p, v, 0, INT32_MAX, &x));
+        op->i[n->i] = (int)x;
+        break;
+    case 'e':
+        if ((op->i[n->i] = enum_index(f->dflt, f->dflt_len, v)) < 0)
+            return bw_fail(BW24_E_SYNTAX, "list %s line %d: %s=%s, expected one of %.*s", p->l->role, p->line, f->key, v, f->dflt_len, f->dflt);
+        break;
+    default: {
+        char *end;
+        op->f[n->f] = strtod(v, &end);
+        if (end == v || *end || !(op->f[n->f] - op->f[n->f] == 0)) return syntax(p, "expected a finite number, found", v);
+    }
+    }
+    return 0;
+}
+
+static void next_slot(slots *n, char kind) {
+    if (strchr("yxb", kind)) n->buf++;
+    else if (kind == 'w') n->w++;
+    else if (kind == 'i' || kind == 'e') n->i++;
+    else if (kind == 'f') n->f++;
+}
+
+static int check_op(bw_list *l, int index);
+
+static int parse_op(parser *p) {
+    bw_list *l = p->l;
+    int code = 0;
+    while (code < BW_N_OPS && strcmp(specs[code].name, p->tok[0])) code++;
+    if (code == BW_N_OPS) return syntax(p, "unknown op", p->tok[0]);
+    bw_op *grown = l->n_ops % 64 ? l->ops : realloc(l->ops, (size_t)(l->n_ops + 64) * sizeof *grown);
+    if (!grown) return bw_fail(BW24_E_MEMORY, "out of memory for %d ops", l->n_ops + 64);
+    l->ops = grown;
+    bw_op *op = &l->ops[l->n_ops];
+    memset(op, 0, sizeof *op);
+    op->code = (enum bw_opcode)code;
+    op->kv = -1;
+    for (int i = 0; i < BW_OP_BUFS; i++) op->buf[i] = -1;
+    field f[MAX_FIELDS];
+    int n = op_fields(specs[code].operands, f), seen = 0;
+    slots at = {0};
+    for (int i = 0; i < n; i++) {
+        const char *v = value_of(p, f[i].key);
+        char word[MAX_NAME];
+        if (v) seen++;
+        if (!v && !f[i].optional)
+            return bw_fail(BW24_E_SYNTAX, "list %s line %d: %s lacks %s=", l->role, p->line, specs[code].name, f[i].key);
+        if (!v && f[i].dflt) { /* an enumeration's first name, or the default number */
+            int len = f[i].kind == 'e' && memchr(f[i].dflt, ',', (size_t)f[i].dflt_len) ? (int)((char *)memchr(f[i].dflt, ',', (size_t)f[i].dflt_len) - f[i].dflt) : f[i].dflt_len;
+            snprintf(word, sizeof word, "%.*s", len, f[i].dflt);
+            v = word;
+        }
+        if (v) BW_TRY(parse_operand(p, op, &f[i], v, &at));
+        next_slot(&at, f[i].kind);
+    }
+    if (seen != p->n_tok - 1) return syntax(p, "unknown or repeated operand in", p->tok[0]);
+    op->where = p->where ? strdup(p->where) : NULL;
+    l->n_ops++;
+    return check_op(l, l->n_ops - 1);
+}
+
+static int parse_line(parser *p, char *line) {
+    BW_TRY(split(p, line));
+    if (!p->n_tok || p->tok[0][0] == '#') return 0;
+    if (!strcmp(p->tok[0], "BUF")) return parse_buf(p);
+    if (!strcmp(p->tok[0], "KV")) return parse_kv(p);
+    return parse_op(p);
+}
+
+int bw_list_parse(bw24_model *m, const char *role, const char *text, bw_list **out) {
+    bw_list *l = calloc(1, sizeof *l);
+    if (!l || !(l->role = strdup(role))) { free(l); return bw_fail(BW24_E_MEMORY, "out of memory for a list"); }
+    parser p = {.m = m, .l = l};
+    char line[MAX_LINE];
+    int rc = 0;
+    while (*text && !rc) {
+        const char *end = strchr(text, '\n');
+        size_t n = end ? (size_t)(end - text) : strlen(text);
+        p.line++;
+        if (n >= sizeof line) { rc = bw_fail(BW24_E_SYNTAX, "list %s line %d: longer than %d bytes", role, p.line, MAX_LINE - 1); break; }
+        memcpy(line, text, n);
+        line[n] = 0;
+        rc = parse_line(&p, line);
+        text += n + (end != NULL);
+    }
+    l->logits = rc ? -1 : find_buf(l, "logits");
+    if (!rc && (l->logits < 0 || l->bufs[l->logits].rows != BW_ROWS_WANT))
+        rc = bw_fail(BW24_E_SYNTAX, "list %s: no op writes the buffer 'logits' for the picked rows", role);
+    if (rc) bw_list_free(l);
+    else *out = l;
+    return rc;
+}
+
+void bw_list_free(bw_list *l) {
+    if (!l) return;
+    for (int i = 0; i < l->n_bufs; i++) free(l->bufs[i].name);
+    for (int i = 0; i < l->n_kvs; i++) free(l->kvs[i].name);
+    for (int i = 0; i < l->n_ops; i++) free(l->ops[i].where);
+    bw_plan_free(l->plan);
+    free(l->kvs);
+    free(l->ops);
+    free(l->text);
+    free(l->plan_text);
+    free(l->role);
+    free(l);
+}
+
+/* ---- shape rules */
+void bw_op_label(const bw_list *l, int index, char *out, size_t size) {
+    const bw_op *op = &l->ops[index];
+    const char *what = op->w[0] ? op->w[0]->name : op->kv >= 0 ? l->kvs[op->kv].name : op->buf[0] >= 0 ? l->bufs[op->buf[0]].name : "";
+    snprintf(out, size, "op %d %s %s (%s)", index, specs[op->code].name, what, op->where ? op->where : "?");
+}
+
+static int shape(const bw_list *l, int index, const char *what, int64_t expects, int64_t has) {
+    char label[256];
+    bw_op_label(l, index, label, sizeof label);
+    return bw_fail(BW24_E_SHAPE, "%s: %s expects %lld, found %lld", label, what, (long long)expects, (long long)has);
+}
+#define EXPECT(what, expects, has) do { int64_t e_ = (expects), h_ = (has); if (e_ != h_) return shape(l, index, what, e_, h_); } while (0)
+
+static int rows_rule(bw_list *l, int index) {
+    const bw_op *op = &l->ops[index];
+    char label[256];
+    enum bw_rows_class r = op->code == BW_OP_EMBED ? BW_ROWS_ALL : BW_ROWS_UNSET;
+    int first_in = strchr("y", specs[op->code].operands[2]) && op->code != BW_OP_KV_APPEND ? 1 : 0; /* buf[0] is the output, but for in-place ops */
+    for (int i = first_in; i < BW_OP_BUFS; i++) {
+        if (op->buf[i] < 0) continue;
+        enum bw_rows_class c = l->bufs[op->buf[i]].rows;
+        if (c == BW_ROWS_UNSET || (r != BW_ROWS_UNSET && c != r)) {
+            bw_op_label(l, index, label, sizeof label);
+            return bw_fail(BW24_E_SHAPE, "%s: buffer '%s' %s", label, l->bufs[op->buf[i]].name,
+                           c == BW_ROWS_UNSET ? "is read before any op writes it" : "holds other rows than the op's other inputs");
+        }
+        r = c;
+    }
+    if (op->code == BW_OP_PICK_ROWS) {
+        if (r != BW_ROWS_ALL) return shape(l, index, "PICK_ROWS of rows already picked", BW_ROWS_ALL, r);
+        r = BW_ROWS_WANT;
+    }
+    if (first_in == 1) l->bufs[op->buf[0]].rows = r;
+    if (op->code == BW_OP_KV_APPEND && r != BW_ROWS_ALL) return shape(l, index, "KV_APPEND of picked rows", BW_ROWS_ALL, r);
+    return 0;
+}
+
+static int check_linear(const bw_list *l, int index, const bw_op *op, int64_t w0, int64_t w1) {
+    const bw_tensor *w = op->w[0];
+    EXPECT("dimensions of the tensor", 2, w->n_dims < 2 || w->ne[2] * w->ne[3] == 1 ? 2 : w->n_dims);
+    EXPECT("columns of the tensor", w1, w->ne[0]);
+    EXPECT("rows of the tensor", w0, w->ne[1]);
+    if (w->type->form != BW_FLOAT && w1 % 32) return shape(l, index, "columns of a quantised tensor, modulo 32,", 0, w1 % 32);
+    if (op->w[1]) EXPECT("values of the bias", w0, op->w[1]->ne[0] * op->w[1]->ne[1]);
+    return 0;
+}
+
+static int check_rope(const bw_list *l, int index, const bw_op *op, int64_t width) {
+    EXPECT("heads x dim", (int64_t)op->i[0] * op->i[1], width);
+    if (op->i[2] < 2 || op->i[2] % 2 || op->i[2] > op->i[1]) return shape(l, index, "an even rotated size up to the head's", op->i[1], op->i[2]);
+    if (op->w[0]) EXPECT("values of the frequency factors", op->i[2] / 2, op->w[0]->ne[0]);
+    if (!(op->f[0] >= 1.0)) return shape(l, index, "a rope base of at least 1: here", 1, (int64_t)op->f[0]);
+    return 0;
+}
+
+static int check_attend(const bw_list *l, int index, const bw_op *op, int64_t y, int64_t q) {
+    const bw_kv_desc *d = &l->kvs[op->kv].desc;
+    EXPECT("heads x dim of the query", (int64_t)op->i[0] * d->dim, q);
+    EXPECT("heads x dim of the output", (int64_t)op->i[0] * d->dim, y);
+    if (op->i[0] < 1 || op->i[0] % d->heads) return shape(l, index, "query heads, a multiple of KV heads, here modulo", 0, op->i[0] % d->heads);
+    return 0;
+}
+
+static int check_op(bw_list *l, int index) {
+    const bw_op *op = &l->ops[index];
+    int64_t b[BW_OP_BUFS];
+    for (int i = 0; i < BW_OP_BUFS; i++) b[i] = op->buf[i] >= 0 ? l->bufs[op->buf[i]].width : 0;
+    BW_TRY(rows_rule(l, index));
+    switch (op->code) {
+    case BW_OP_EMBED: EXPECT("columns of the tensor", b[0], op->w[0]->ne[0]); break;
+    case BW_OP_NORM:
+        EXPECT("width", b[0], b[1]);
+        if (op->i[0] < 1 || b[0] % op->i[0]) return shape(l, index, "width, modulo heads,", 0, op->i[0] ? b[0] % op->i[0] : -1);
+        if (op->w[0]) EXPECT("values of the weight", b[0] / op->i[0], op->w[0]->ne[0] * op->w[0]->ne[1]);
+        break;
+    case BW_OP_LINEAR: return check_linear(l, index, op, b[0], b[1]);
+    case BW_OP_ADD: case BW_OP_GLU:
+        EXPECT("width of the first input", b[0], b[1]);
+        EXPECT("width of the second input", b[0], b[2]);
+        break;
+    case BW_OP_SCALE: case BW_OP_SOFTCAP: case BW_OP_PICK_ROWS: EXPECT("width", b[0], b[1]); break;
+    case BW_OP_ROPE: return check_rope(l, index, op, b[0]);
+    case BW_OP_KV_APPEND:
+        EXPECT("K width", (int64_t)l->kvs[op->kv].desc.heads * l->kvs[op->kv].desc.dim, b[0]);
+        EXPECT("V width", (int64_t)l->kvs[op->kv].desc.heads * l->kvs[op->kv].desc.dim, b[1]);
+        break;
+    case BW_OP_ATTEND: return check_attend(l, index, op, b[0], b[1]);
+    default: break;
+    }
+    return 0;
+}
+
+/* ---- printing: the text form again, so that what is printed can be loaded */
+static int print_op(bw_text *t, const bw_list *l, const bw_op *op) {
+    field f[MAX_FIELDS];
+    int n = op_fields(specs[op->code].operands, f);
+    slots at = {0};
+    BW_TRY(bw_textf(t, "%-9s", specs[op->code].name));
+    for (int i = 0; i < n; i++) {
+        const char *k = f[i].key;
+        switch (f[i].kind) {
+        case 'y': case 'x': case 'b': BW_TRY(bw_textf(t, " %s=%s", k, l->bufs[op->buf[at.buf]].name)); break;
+        case 'w': if (op->w[at.w]) BW_TRY(bw_textf(t, " %s=%s", k, op->w[at.w]->name)); break;
+        case 'k': BW_TRY(bw_textf(t, " %s=%s", k, l->kvs[op->kv].name)); break;
+        case 'i': BW_TRY(bw_textf(t, " %s=%d", k, op->i[at.i])); break;
+        case 'f': BW_TRY(bw_textf(t, " %s=%.17g", k, op->f[at.f])); break;
+        default: {
+            const char *s = f[i].dflt;
+            for (int j = 0; j < op->i[at.i]; j++) s = strchr(s, ',') + 1;
+            BW_TRY(bw_textf(t, " %s=%.*s", k, (int)strcspn(s, ", "), s));
+        }
+        }
+        next_slot(&at, f[i].kind);
+    }
+    return bw_textf(t, "%s%s\n", op->where ? " @ " : "", op->where ? op->where : "");
+}
+
+int bw_list_print(const bw_list *l, char **out) {
+    bw_text t = {0};
+    int rc = 0;
+    for (int i = 0; i < l->n_bufs && !rc; i++) rc = bw_textf(&t, "BUF %s %lld\n", l->bufs[i].name, (long long)l->bufs[i].width);
+    for (int i = 0; i < l->n_kvs && !rc; i++)
+        rc = bw_textf(&t, "KV %s heads=%d dim=%d window=%lld\n", l->kvs[i].name, l->kvs[i].desc.heads, l->kvs[i].desc.dim, (long long)l->kvs[i].window);
+    for (int i = 0; i < l->n_ops && !rc; i++) rc = print_op(&t, l, &l->ops[i]);
+    if (rc) free(t.s);
+    else *out = t.s;
+    return rc;
+}

@@ -1,0 +1,166 @@
+/* Backend "ref": the list executed op by op in plain C, one row after the other. It is the specification that the other backends must equal.
+ * Owns nothing but the walk over the list; the mathematics stands in dot.c, attend.c and elementwise.c. Single-threaded. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../internal.h"
+#include "attend.h"
+#include "dot.h"
+#include "elementwise.h"
+
+/* what one op works on */
+typedef struct ref_run {
+    bw24_model *m;
+    bw_list *l;
+    const bw_batch *b;
+    float *logits;
+    int8_t *aq; /* quantised activations of one row */
+    float *ad;
+    float *cs;  /* one row's rope table */
+} ref_run;
+
+static float *row_of(const ref_run *r, int buf, int i) {
+    float *base = buf == r->l->logits ? r->logits : r->l->mem[buf];
+    return base + (int64_t)i * r->l->bufs[buf].width;
+}
+
+static void do_embed(const ref_run *r, const bw_op *op, int i) {
+    const bw_tensor *w = op->w[0];
+    float *y = row_of(r, op->buf[0], i);
+    const uint8_t *src = w->data + (int64_t)r->b->token[i] * bw_row_bytes(w->type, w->ne[0]);
+    for (int64_t c = 0; c < w->ne[0]; c += w->type->block, src += w->type->bytes) w->type->decode(src, y + c);
+    ref_scale(y, (float)op->f[0], y, w->ne[0]);
+}
+
+static int do_linear(const ref_run *r, const bw_op *op, int i) {
+    const bw_tensor *w = op->w[0];
+    const float *x = row_of(r, op->buf[1], i);
+    float *y = row_of(r, op->buf[0], i);
+    bool floats = r->m->ctx->float_act || w->type->form == BW_FLOAT;
+    int64_t stride = bw_row_bytes(w->type, w->ne[0]);
+    if (!floats && ref_quant_row(x, w->ne[0], r->aq, r->ad)) return BW24_E_NUMERIC;
+    for (int64_t j = 0; j < w->ne[1]; j++) {
+        const uint8_t *row = w->data + j * stride;
+        float v = floats ? ref_dot_row_f32(w->type, row, w->ne[0], x) : ref_dot_row(w->type, row, w->ne[0], r->aq, r->ad);
+        if (w->scale != 1.0f) v = v * w->scale;
+        if (op->w[1]) v = v + op->w[1]->dense[j];
+        y[j] = v;
+    }
+    return 0;
+}
+
+static void do_norm(const ref_run *r, const bw_op *op, int i) {
+    const float *x = row_of(r, op->buf[1], i);
+    float *y = row_of(r, op->buf[0], i);
+    int64_t n = r->l->bufs[op->buf[0]].width / op->i[0];
+    for (int h = 0; h < op->i[0]; h++) ref_norm(x + h * n, op->w[0] ? op->w[0]->dense : NULL, y + h * n, n, (float)op->f[0], op->i[1]);
+}
+
+static void do_rope(const ref_run *r, const bw_op *op, int64_t pos, int i) {
+    float *x = row_of(r, op->buf[0], i);
+    bw_rope_table(pos, op->i[2], op->f[0], op->w[0] ? op->w[0]->dense : NULL, op->f[1], r->cs);
+    ref_rope(x, x, op->i[0], op->i[1], op->i[2], (enum bw_rope_style)op->i[3], r->cs);
+}
+
+static const bw_run *run_at(const bw_rowset *s, int i) {
+    const bw_run *run = s->runs;
+    while (i >= run->first + run->n) run++;
+    return run;
+}
+
+static int do_append(const ref_run *r, const bw_op *op, int i) {
+    const bw_kv *kv = &r->l->kvs[op->kv];
+    const bw24_seq *s = run_at(&r->b->all, i)->seq;
+    int64_t pos = r->b->all.pos[i];
+    uint8_t *page = s->data[kv->klass][pos / BW_PAGE_TOKENS] + kv->offset;
+    return ref_kv_append(&kv->desc, page, (int)(pos % BW_PAGE_TOKENS), row_of(r, op->buf[0], i), row_of(r, op->buf[1], i)) ? BW24_E_NUMERIC : 0;
+}
+
+static int do_attend(const ref_run *r, const bw_op *op, const bw_rowset *rows, int i) {
+    const bw_kv *kv = &r->l->kvs[op->kv];
+    const bw24_seq *s = run_at(rows, i)->seq;
+    uint8_t **pages = malloc((size_t)s->n_pages * sizeof *pages);
+    if (!pages) return bw_fail(BW24_E_MEMORY, "out of memory for %d page pointers", s->n_pages);
+    for (int p = 0; p < s->n_pages; p++) pages[p] = s->data[kv->klass][p] ? s->data[kv->klass][p] + kv->offset : NULL;
+    float c = (float)(op->f[0] * 1.4426950408889634);
+    int rc = ref_attend(&kv->desc, pages, bw_key_lo(kv, rows->pos[i]), rows->pos[i] + 1, row_of(r, op->buf[1], i), op->i[0], c, row_of(r, op->buf[0], i));
+    free(pages);
+    return rc ? BW24_E_NUMERIC : 0;
+}
+
+static int do_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int i) {
+    int64_t n = r->l->bufs[op->buf[0]].width;
+    float *b[BW_OP_BUFS];
+    for (int k = 0; k < BW_OP_BUFS; k++) b[k] = op->buf[k] >= 0 && op->code != BW_OP_PICK_ROWS ? row_of(r, op->buf[k], i) : NULL;
+    switch (op->code) {
+    case BW_OP_EMBED: do_embed(r, op, i); break;
+    case BW_OP_NORM: do_norm(r, op, i); break;
+    case BW_OP_LINEAR: return do_linear(r, op, i);
+    case BW_OP_ADD: ref_add(b[1], b[2], b[0], n); break;
+    case BW_OP_SCALE: ref_scale(b[1], (float)op->f[0], b[0], n); break;
+    case BW_OP_GLU: ref_glu((enum bw_act)op->i[0], b[1], b[2], b[0], n); break;
+    case BW_OP_ROPE: do_rope(r, op, rows->pos[i], i); break;
+    case BW_OP_KV_APPEND: return do_append(r, op, i);
+    case BW_OP_ATTEND: return do_attend(r, op, rows, i);
+    case BW_OP_SOFTCAP: ref_softcap(b[1], (float)op->f[0], b[0], n); break;
+    case BW_OP_PICK_ROWS: memcpy(row_of(r, op->buf[0], i), row_of(r, op->buf[1], r->b->want.row[i]), (size_t)n * sizeof(float)); break;
+    default: return bw_fail(BW24_E_UNSUPPORTED, "backend ref has no op %s", bw_op_name(op->code));
+    }
+    return 0;
+}
+
+static int numeric_fault(const bw_list *l, int op) {
+    char label[256];
+    bw_op_label(l, op, label, sizeof label);
+    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
+}
+
+static int check_logits(const ref_run *r) {
+    int64_t n = (int64_t)r->b->want.n * r->l->bufs[r->l->logits].width;
+    for (int64_t i = 0; i < n; i++)
+        if (!(r->logits[i] - r->logits[i] == 0)) return bw_fail(BW24_E_NUMERIC, "logit %lld is Inf or NaN", (long long)i);
+    return 0;
+}
+
+static int ref_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
+    int64_t widest = 32;
+    int rot = 2, rc = 0;
+    for (int i = 0; i < l->n_bufs; i++) widest = l->bufs[i].width > widest ? l->bufs[i].width : widest;
+    for (int i = 0; i < l->n_ops; i++) rot = l->ops[i].code == BW_OP_ROPE && l->ops[i].i[2] > rot ? l->ops[i].i[2] : rot;
+    ref_run r = {m, l, b, logits, malloc((size_t)widest), malloc((size_t)widest / 8 + 4), malloc((size_t)rot * sizeof(float))};
+    if (!r.aq || !r.ad || !r.cs) rc = bw_fail(BW24_E_MEMORY, "out of memory for a row of %lld values", (long long)widest);
+    for (int o = 0; o < l->n_ops && !rc; o++) {
+        const bw_op *op = &l->ops[o];
+        const bw_rowset *rows = bw_rows_of(l, b, op->buf[0]);
+        for (int i = 0; i < rows->n && !rc; i++) {
+            if (atomic_load_explicit(&m->ctx->cancel, memory_order_relaxed)) rc = bw_fail(BW24_E_CANCELLED, "cancelled");
+            else rc = do_row(&r, op, rows, i);
+            if (rc == BW24_E_NUMERIC) numeric_fault(l, o);
+        }
+    }
+    if (!rc) rc = check_logits(&r);
+    free(r.aq);
+    free(r.ad);
+    free(r.cs);
+    return rc;
+}
+
+static bool ref_kv_supported(const bw_kv_desc *d) { return ref_kv_page_bytes(d) > 0; }
+static int ref_open(bw24_ctx *c) {
+    c->threads = 1;
+    snprintf(c->isa_name, sizeof c->isa_name, "portable");
+    snprintf(c->device, sizeof c->device, "ref (plain C%s)", c->float_act ? ", float activations" : "");
+    return 0;
+}
+static void ref_close(bw24_ctx *c) { (void)c; }
+static int ref_prepare_tensor(bw24_model *m, bw_tensor *t) { (void)m; (void)t; return 0; }
+static int ref_prepare_list(bw24_model *m, bw_list *l) { (void)m; (void)l; return 0; }
+static void ref_free_tensor(bw_tensor *t) { (void)t; }
+static void ref_free_model(bw24_model *m) { (void)m; }
+
+const bw_backend bw_backend_ref = {
+    .name = "ref", .kv_page_bytes = ref_kv_page_bytes, .kv_supported = ref_kv_supported, .open = ref_open, .close = ref_close,
+    .prepare_tensor = ref_prepare_tensor, .prepare_list = ref_prepare_list, .free_tensor = ref_free_tensor, .free_model = ref_free_model,
+    .forward = ref_forward,
+};

@@ -1,0 +1,98 @@
+/* Steps: from the caller's rows to a batch, one forward pass, and the new positions. Owns row grouping and the all-or-nothing rule;
+ * knows no op. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *logits) {
+    if (!m || !rows || !m->prepared) return bw_fail(BW24_E_ARG, "bw24_step: NULL argument or a model that is not prepared");
+    if (n < 1 || n > m->max_rows) return bw_fail(BW24_E_ARG, "bw24_step: %d rows, the model was made for 1..%d", n, m->max_rows);
+    const bw_list *l = m->lists[0];
+    int64_t known = INT32_MAX;
+    for (int i = 0; i < l->n_ops; i++)
+        if (l->ops[i].code == BW_OP_EMBED && l->ops[i].w[0]->ne[1] < known) known = l->ops[i].w[0]->ne[1];
+    for (int i = 0; i < n; i++) {
+        if (!rows[i].seq || rows[i].seq->model != m) return bw_fail(BW24_E_ARG, "bw24_step: row %d has no sequence of this model", i);
+        if (rows[i].token < 0 || rows[i].token >= known) return bw_fail(BW24_E_ARG, "bw24_step: row %d: token %d is outside 0..%lld", i, rows[i].token, (long long)known - 1);
+        if (rows[i].want && !logits) return bw_fail(BW24_E_ARG, "bw24_step: row %d wants logits, but there is no room for them", i);
+    }
+    return 0;
+}
+
+/* positions: a sequence's rows append in the order given, even when other rows stand between them */
+static void set_positions(const bw24_row *rows, int n, int64_t *pos) {
+    for (int i = 0; i < n; i++) {
+        int64_t p = rows[i].seq->pos;
+        for (int j = i - 1; j >= 0; j--)
+            if (rows[j].seq == rows[i].seq) { p = pos[j] + 1; break; }
+        pos[i] = p;
+    }
+}
+
+static void set_runs(bw_rowset *s, const bw24_row *rows) {
+    s->n_runs = 0;
+    for (int i = 0; i < s->n; i++) {
+        bw24_seq *seq = rows[s->row[i]].seq;
+        if (s->n_runs && s->runs[s->n_runs - 1].seq == seq) s->runs[s->n_runs - 1].n++;
+        else s->runs[s->n_runs++] = (bw_run){seq, i, 1};
+    }
+}
+
+/* the step's arrays in one block: tokens, and per row set (all, want) rows, positions, runs */
+static int make_batch(bw24_model *m, const bw24_row *rows, int n, bw_batch *b) {
+    size_t each = (size_t)n * (sizeof(int64_t) + sizeof(bw_run) + sizeof(int32_t)), need = 2 * each + (size_t)n * sizeof(int32_t);
+    if (need > m->step_mem_bytes) {
+        free(m->step_mem);
+        m->step_mem_bytes = 0;
+        m->step_mem = malloc(need);
+        if (!m->step_mem) return bw_fail(BW24_E_MEMORY, "out of memory for a step of %d rows", n);
+        m->step_mem_bytes = need;
+    }
+    int64_t *pos = m->step_mem;
+    bw_run *runs = (bw_run *)(pos + 2 * n);
+    int32_t *row = (int32_t *)(runs + 2 * n), *token = row + 2 * n;
+    b->n = n;
+    b->token = token;
+    b->all = (bw_rowset){n, row, pos, 0, runs};
+    b->want = (bw_rowset){0, row + n, pos + n, 0, runs + n};
+    set_positions(rows, n, pos);
+    for (int i = 0; i < n; i++) {
+        token[i] = rows[i].token;
+        row[i] = i;
+        if (!rows[i].want) continue;
+        b->want.row[b->want.n] = i;
+        b->want.pos[b->want.n++] = pos[i];
+    }
+    set_runs(&b->all, rows);
+    set_runs(&b->want, rows);
+    return 0;
+}
+
+static int reserve(bw24_model *m, const bw_batch *b) {
+    for (int i = 0; i < b->all.n_runs; i++) {
+        const bw_run *r = &b->all.runs[i];
+        int64_t end = b->all.pos[r->first + r->n - 1] + 1;
+        if (end > m->max_context) return bw_fail(BW24_E_CONTEXT, "the sequence would be %lld tokens long, the context holds %lld", (long long)end, (long long)m->max_context);
+        BW_TRY(bw_seq_reserve(r->seq, end - r->seq->pos));
+    }
+    return 0;
+}
+
+int bw24_step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits) {
+    BW_TRY(check_rows(m, rows, n, logits));
+    bw_batch b;
+    BW_TRY(make_batch(m, rows, n, &b));
+    atomic_store(&m->ctx->cancel, 0);
+    bw_fpenv e = bw_fpenv_enter();
+    int rc = reserve(m, &b);
+    if (!rc) rc = m->ctx->backend->forward(m, m->lists[0], &b, logits);
+    bw_fpenv_leave(e);
+    for (int i = 0; i < b.all.n_runs; i++) {
+        bw24_seq *s = b.all.runs[i].seq;
+        if (rc) bw24_seq_truncate(s, s->pos, NULL);
+    }
+    for (int i = 0; i < b.n && !rc; i++) rows[i].seq->pos++;
+    for (int i = 0; i < b.all.n_runs && !rc; i++) bw_seq_trim_windows(b.all.runs[i].seq);
+    return rc;
+}

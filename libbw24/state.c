@@ -1,0 +1,150 @@
+/* Sequences: positions and KV pages. Owns page tables, sharing by reference count, copy on write, window release and truncation.
+ * Knows the size of a page, nothing of its layout. Page i of a class holds positions [64 i, 64 i + 64) of every KV cache of that class. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+static void page_unref(bw24_model *m, int klass, bw_page *p) {
+    if (!p || atomic_fetch_sub(&p->refs, 1) != 1) return;
+    atomic_fetch_sub(&m->kv_bytes, (long long)m->class_page_bytes[klass]);
+    free(p->data);
+    free(p);
+}
+
+static bw_page *page_new(bw24_model *m, int klass) {
+    size_t bytes = m->class_page_bytes[klass];
+    bw_page *p = malloc(sizeof *p);
+    if (!p) return NULL;
+    p->data = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+    if (!p->data) { free(p); return NULL; }
+    memset(p->data, 0, bytes); /* slots past the position are read by vector code and masked, so they must be numbers */
+    atomic_init(&p->refs, 1);
+    atomic_fetch_add(&m->kv_bytes, (long long)bytes);
+    return p;
+}
+
+int bw24_seq_new(bw24_seq **out, bw24_model *m) {
+    if (!out || !m) return bw_fail(BW24_E_ARG, "bw24_seq_new: NULL argument");
+    if (!m->prepared) return bw_fail(BW24_E_ARG, "bw24_seq_new: the model is not prepared");
+    bw24_seq *s = calloc(1, sizeof *s);
+    if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a sequence");
+    s->model = m;
+    *out = s;
+    return 0;
+}
+
+void bw24_seq_free(bw24_seq *s) {
+    if (!s) return;
+    for (int c = 0; c < s->model->n_classes; c++) {
+        for (int i = 0; i < s->n_pages; i++) page_unref(s->model, c, s->pages[c][i]);
+        free(s->pages[c]);
+        free(s->data[c]);
+    }
+    free(s);
+}
+
+int64_t bw24_seq_pos(bw24_seq *s) { return s ? s->pos : -1; }
+
+static int grow_tables(bw24_seq *s, int need) {
+    if (need <= s->cap_pages) return 0;
+    int cap = need + need / 2 + 8;
+    for (int c = 0; c < s->model->n_classes; c++) {
+        bw_page **p = realloc(s->pages[c], (size_t)cap * sizeof *p);
+        if (p) s->pages[c] = p;
+        uint8_t **d = realloc(s->data[c], (size_t)cap * sizeof *d);
+        if (d) s->data[c] = d;
+        if (!p || !d) return bw_fail(BW24_E_MEMORY, "out of memory for a table of %d KV pages", cap);
+    }
+    s->cap_pages = cap;
+    return 0;
+}
+
+/* the page is written next: a shared one is copied first */
+static int make_writable(bw24_seq *s, int klass, int i) {
+    bw_page *old = s->pages[klass][i];
+    if (atomic_load(&old->refs) == 1) return 0;
+    bw_page *p = page_new(s->model, klass);
+    if (!p) return bw_fail(BW24_E_MEMORY, "out of memory for a KV page of %zu bytes", s->model->class_page_bytes[klass]);
+    memcpy(p->data, old->data, s->model->class_page_bytes[klass]);
+    page_unref(s->model, klass, old);
+    s->pages[klass][i] = p;
+    s->data[klass][i] = p->data;
+    return 0;
+}
+
+static void drop_pages(bw24_seq *s, int keep) {
+    for (int c = 0; c < s->model->n_classes; c++)
+        for (int i = keep; i < s->n_pages; i++) page_unref(s->model, c, s->pages[c][i]);
+    if (keep < s->n_pages) s->n_pages = keep;
+}
+
+int bw_seq_reserve(bw24_seq *s, int64_t n) {
+    int need = (int)((s->pos + n + BW_PAGE_TOKENS - 1) / BW_PAGE_TOKENS), had = s->n_pages;
+    BW_TRY(grow_tables(s, need));
+    if (s->pos % BW_PAGE_TOKENS)
+        for (int c = 0; c < s->model->n_classes; c++) BW_TRY(make_writable(s, c, (int)(s->pos / BW_PAGE_TOKENS)));
+    while (s->n_pages < need) {
+        int i = s->n_pages++;
+        for (int c = 0; c < s->model->n_classes; c++) s->pages[c][i] = NULL;
+        for (int c = 0; c < s->model->n_classes; c++) {
+            bw_page *p = page_new(s->model, c);
+            if (!p) {
+                drop_pages(s, had);
+                return bw_fail(BW24_E_MEMORY, "out of memory for a KV page of %zu bytes", s->model->class_page_bytes[c]);
+            }
+            s->pages[c][i] = p;
+            s->data[c][i] = p->data;
+        }
+    }
+    return 0;
+}
+
+/* A window class keeps its window, 32 rows to step back over, the rows of one step and one page. */
+void bw_seq_trim_windows(bw24_seq *s) {
+    bw24_model *m = s->model;
+    for (int c = 0; c < m->n_classes; c++) {
+        if (!m->class_window[c]) continue;
+        int64_t keep_from = s->pos - m->class_window[c] - 32 - m->max_rows - BW_PAGE_TOKENS;
+        int last = keep_from > 0 ? (int)(keep_from / BW_PAGE_TOKENS) : 0;
+        for (int i = (int)(s->floor[c] / BW_PAGE_TOKENS); i < last; i++) {
+            page_unref(m, c, s->pages[c][i]);
+            s->pages[c][i] = NULL;
+            s->data[c][i] = NULL;
+        }
+        if ((int64_t)last * BW_PAGE_TOKENS > s->floor[c]) s->floor[c] = (int64_t)last * BW_PAGE_TOKENS;
+    }
+}
+
+int bw24_seq_truncate(bw24_seq *s, int64_t pos, int64_t *actual) {
+    if (!s || pos < 0 || pos > s->pos)
+        return bw_fail(BW24_E_ARG, "bw24_seq_truncate: position %lld is outside 0..%lld", (long long)pos, s ? (long long)s->pos : -1LL);
+    for (int c = 0; c < s->model->n_classes; c++) {
+        int64_t w = s->model->class_window[c], lo = w && pos > w ? pos - w : 0;
+        if (w && s->floor[c] > lo) pos = 0; /* the window before pos is gone: only the beginning can be restored */
+    }
+    drop_pages(s, (int)((pos + BW_PAGE_TOKENS - 1) / BW_PAGE_TOKENS));
+    s->pos = pos;
+    if (!pos) memset(s->floor, 0, sizeof s->floor);
+    if (actual) *actual = pos;
+    return 0;
+}
+
+int bw24_seq_fork(bw24_seq **out, bw24_seq *s) {
+    if (!out || !s) return bw_fail(BW24_E_ARG, "bw24_seq_fork: NULL argument");
+    bw24_seq *f;
+    BW_TRY(bw24_seq_new(&f, s->model));
+    int rc = grow_tables(f, s->n_pages ? s->n_pages : 1);
+    if (rc) { bw24_seq_free(f); return rc; }
+    f->pos = s->pos;
+    memcpy(f->floor, s->floor, sizeof f->floor);
+    f->n_pages = s->n_pages;
+    for (int c = 0; c < s->model->n_classes; c++)
+        for (int i = 0; i < s->n_pages; i++) {
+            f->pages[c][i] = s->pages[c][i];
+            f->data[c][i] = s->data[c][i];
+            if (f->pages[c][i]) atomic_fetch_add(&f->pages[c][i]->refs, 1);
+        }
+    *out = f;
+    return 0;
+}

@@ -1,0 +1,240 @@
+/* Models: named tensors, lists and preparation. Owns the tensor table and the work buffers; knows no op's mathematics. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+bw_tensor *bw_find_tensor(bw24_model *m, const char *name) {
+    for (int i = 0; i < m->n_tensors; i++)
+        if (!strcmp(m->tensors[i]->name, name)) return m->tensors[i];
+    return NULL;
+}
+
+/* "q8_0" or "q8_0/q5_1" -> the K and V formats */
+static int parse_kv_format(const char *what, const char *s, const bw_type_info *kv[2]) {
+    static const struct { const char *name; const char *type; } names[] = {{"f32", "F32"}, {"f16", "F16"}, {"q8_0", "Q8_0"}, {"q5_1", "Q5_1"}};
+    char part[2][16];
+    const char *slash = strchr(s, '/');
+    snprintf(part[0], sizeof part[0], "%.*s", slash ? (int)(slash - s) : (int)strlen(s), s);
+    snprintf(part[1], sizeof part[1], "%s", slash ? slash + 1 : part[0]);
+    for (int i = 0; i < 2; i++) {
+        kv[i] = NULL;
+        for (size_t j = 0; j < sizeof names / sizeof *names; j++)
+            if (!strcmp(names[j].name, part[i])) kv[i] = bw_type_by_name(names[j].type);
+        if (!kv[i]) return bw_fail(BW24_E_UNSUPPORTED, "KV format '%s' of %s: expected f32, f16, q8_0 or q5_1, or two of them as K/V", s, what);
+    }
+    return 0;
+}
+
+int bw24_model_new(bw24_model **out, bw24_ctx *ctx, const bw24_model_params *p) {
+    if (!out || !ctx || !p || p->size != sizeof *p)
+        return bw_fail(BW24_E_ARG, "bw24_model_new: params of size %u, expected %zu", p ? p->size : 0, sizeof *p);
+    if (p->max_rows < 1 || p->max_rows > 4096) return bw_fail(BW24_E_ARG, "max_rows=%d is outside 1..4096", p->max_rows);
+    if (p->max_context < 1 || p->max_context > INT32_MAX) return bw_fail(BW24_E_ARG, "max_context=%lld is outside 1..%d", (long long)p->max_context, INT32_MAX);
+    bw24_model *m = calloc(1, sizeof *m);
+    if (!m) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
+    m->ctx = ctx;
+    m->max_rows = p->max_rows;
+    m->max_context = p->max_context;
+    int rc = parse_kv_format("full-attention layers", p->kv_full ? p->kv_full : "f16", m->kv_type[0]);
+    if (!rc) rc = parse_kv_format("sliding-window layers", p->kv_window ? p->kv_window : p->kv_full ? p->kv_full : "f16", m->kv_type[1]);
+    if (rc) free(m);
+    else *out = m;
+    return rc;
+}
+
+static void free_list_mem(bw_list *l) {
+    for (int i = 0; l->mem && i < l->n_bufs; i++) free(l->mem[i]);
+    free(l->mem);
+    l->mem = NULL;
+}
+
+void bw24_model_free(bw24_model *m) {
+    if (!m) return;
+    m->ctx->backend->free_model(m);
+    for (int i = 0; i < m->n_tensors; i++) {
+        bw_tensor *t = m->tensors[i];
+        if (t->packed) m->ctx->backend->free_tensor(t);
+        free(t->dense);
+        free(t->name);
+        free(t);
+    }
+    for (int i = 0; i < m->n_lists; i++) {
+        free_list_mem(m->lists[i]);
+        bw_list_free(m->lists[i]);
+    }
+    free(m->tensors);
+    free(m->step_mem);
+    free(m);
+}
+
+static int check_tensor(const char *name, const bw_type_info *t, int32_t type, int32_t n_dims, const int64_t *ne, uint64_t nbytes, int64_t full[4]) {
+    if (!t) return bw_fail(BW24_E_UNSUPPORTED, "tensor %s: unknown type id %d", name, type);
+    if (n_dims < 0 || n_dims > 4) return bw_fail(BW24_E_SHAPE, "tensor %s: %d dimensions, at most 4 are possible", name, n_dims);
+    __int128 values = 1;
+    for (int i = 0; i < 4; i++) {
+        full[i] = i < n_dims ? ne[i] : 1;
+        if (full[i] < 1 || full[i] > INT32_MAX) return bw_fail(BW24_E_SHAPE, "tensor %s: dimension %d is %lld", name, i, (long long)full[i]);
+        values *= full[i];
+        if (values > ((__int128)1 << 44)) return bw_fail(BW24_E_SHAPE, "tensor %s: more than 2^44 values", name);
+    }
+    if (full[0] % t->block) return bw_fail(BW24_E_SHAPE, "tensor %s: %lld columns are not a multiple of %s's block of %d", name, (long long)full[0], t->name, t->block);
+    uint64_t expects = (uint64_t)(values / t->block) * (uint64_t)t->bytes;
+    if (nbytes != expects) return bw_fail(BW24_E_SHAPE, "tensor %s: expected %llu bytes, found %llu", name, (unsigned long long)expects, (unsigned long long)nbytes);
+    return 0;
+}
+
+int bw24_tensor_load(bw24_model *m, const char *name, int32_t type, int32_t n_dims, const int64_t *ne, const void *data, uint64_t nbytes,
+                     float scale, int32_t mapped) {
+    if (!m || !name || !*name || strlen(name) > 127 || !ne || !data) return bw_fail(BW24_E_ARG, "bw24_tensor_load: NULL argument or a name outside 1..127 bytes");
+    if (m->n_lists) return bw_fail(BW24_E_ARG, "tensor %s: tensors are loaded before lists are set", name);
+    if (!(scale - scale == 0)) return bw_fail(BW24_E_NUMERIC, "tensor %s: its scale is not finite", name);
+    if (bw_find_tensor(m, name)) return bw_fail(BW24_E_ARG, "tensor %s: loaded twice", name);
+    int64_t full[4];
+    const bw_type_info *info = bw_type(type);
+    BW_TRY(check_tensor(name, info, type, n_dims, ne, nbytes, full));
+    if (m->n_tensors == m->cap_tensors) {
+        int cap = m->cap_tensors * 2 + 64;
+        bw_tensor **grown = realloc(m->tensors, (size_t)cap * sizeof *grown);
+        if (!grown) return bw_fail(BW24_E_MEMORY, "out of memory for %d tensors", cap);
+        m->tensors = grown;
+        m->cap_tensors = cap;
+    }
+    bw_tensor *t = calloc(1, sizeof *t);
+    if (!t || !(t->name = strdup(name))) { free(t); return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", name); }
+    t->type = info;
+    t->n_dims = n_dims;
+    memcpy(t->ne, full, sizeof full);
+    t->data = data;
+    t->bytes = nbytes;
+    t->scale = scale;
+    t->mapped = mapped != 0;
+    m->tensors[m->n_tensors++] = t;
+    return 0;
+}
+
+float *bw_dense(bw_tensor *t) {
+    if (t->dense) return t->dense;
+    int64_t n = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
+    if (n > 1 << 24) { bw_fail(BW24_E_SHAPE, "tensor %s: %lld values are too many for a norm weight or a bias", t->name, (long long)n); return NULL; }
+    t->dense = malloc((size_t)n * sizeof *t->dense);
+    if (!t->dense) { bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", t->name); return NULL; }
+    const uint8_t *p = t->data;
+    for (int64_t i = 0; i < n; i += t->type->block, p += t->type->bytes) t->type->decode(p, t->dense + i);
+    return t->dense;
+}
+
+/* ---- lists */
+static int assign_classes(bw24_model *m, bw_list *l) {
+    for (int i = 0; i < l->n_kvs; i++) {
+        bw_kv *kv = &l->kvs[i];
+        if (!m->ctx->backend->kv_supported(&kv->desc))
+            return bw_fail(BW24_E_UNSUPPORTED, "KV cache %s: format %s/%s with %d values a head is not supported by backend %s", kv->name,
+                           kv->desc.kt->name, kv->desc.vt->name, kv->desc.dim, m->ctx->backend->name);
+        int c = 0;
+        while (c < m->n_classes && m->class_window[c] != kv->window) c++;
+        if (c == BW_MAX_CLASS) return bw_fail(BW24_E_UNSUPPORTED, "KV cache %s: more than %d different windows", kv->name, BW_MAX_CLASS);
+        if (c == m->n_classes) m->class_window[m->n_classes++] = kv->window;
+        kv->klass = c;
+        kv->offset = m->class_page_bytes[c];
+        m->class_page_bytes[c] += (m->ctx->backend->kv_page_bytes(&kv->desc) + 63) & ~(size_t)63;
+    }
+    return 0;
+}
+
+int bw24_list_set(bw24_model *m, const char *role, const char *text) {
+    if (!m || !role || !*role || strlen(role) > 31 || !text) return bw_fail(BW24_E_ARG, "bw24_list_set: NULL argument or a role outside 1..31 bytes");
+    if (m->prepared) return bw_fail(BW24_E_ARG, "list %s: the model is prepared already", role);
+    if (m->n_lists == BW_MAX_ROLES) return bw_fail(BW24_E_ARG, "list %s: a model has at most %d lists", role, BW_MAX_ROLES);
+    for (int i = 0; i < m->n_lists; i++)
+        if (!strcmp(m->lists[i]->role, role)) return bw_fail(BW24_E_ARG, "list %s: set twice", role);
+    bw_list *l;
+    BW_TRY(bw_list_parse(m, role, text, &l));
+    int rc = assign_classes(m, l);
+    if (rc) { bw_list_free(l); return rc; }
+    for (int i = 0; i < l->n_ops; i++)
+        if (l->ops[i].code == BW_OP_LINEAR) l->ops[i].w[0]->linear = true;
+    if (!m->n_lists) m->vocab = (int32_t)l->bufs[l->logits].width;
+    m->lists[m->n_lists++] = l;
+    return 0;
+}
+
+static bw_list *find_list(bw24_model *m, const char *role) {
+    for (int i = 0; m && role && i < m->n_lists; i++)
+        if (!strcmp(m->lists[i]->role, role)) return m->lists[i];
+    return NULL;
+}
+
+/* ---- preparation */
+static int make_buffers(bw24_model *m, bw_list *l) {
+    l->mem = calloc((size_t)l->n_bufs, sizeof *l->mem);
+    if (!l->mem) return bw_fail(BW24_E_MEMORY, "out of memory for %d buffers", l->n_bufs);
+    for (int i = 0; i < l->n_bufs; i++) {
+        if (i == l->logits) continue;
+        size_t bytes = ((size_t)m->max_rows * (size_t)l->bufs[i].width * sizeof(float) + 63) & ~(size_t)63;
+        l->mem[i] = aligned_alloc(64, bytes);
+        if (!l->mem[i]) return bw_fail(BW24_E_MEMORY, "out of memory for buffer %s: %zu bytes", l->bufs[i].name, bytes);
+        m->work_bytes += bytes;
+    }
+    return 0;
+}
+
+static int prepare_small(bw_list *l) {
+    for (int i = 0; i < l->n_ops; i++) {
+        const bw_op *op = &l->ops[i];
+        if (op->code == BW_OP_NORM || op->code == BW_OP_ROPE) {
+            if (op->w[0] && !bw_dense(op->w[0])) return BW24_E_MEMORY;
+        }
+        if (op->code == BW_OP_LINEAR && op->w[1] && !bw_dense(op->w[1])) return BW24_E_MEMORY;
+    }
+    return 0;
+}
+
+static int prepare_end(bw24_model *m) {
+    if (!m->n_lists) return bw_fail(BW24_E_MISSING, "bw24_prepare: the model has no list");
+    for (int i = 0; i < m->n_lists; i++) {
+        bw_list *l = m->lists[i];
+        BW_TRY(prepare_small(l));
+        BW_TRY(make_buffers(m, l));
+        BW_TRY(bw_lower(l, m->ctx->fuse, &l->plan));
+        BW_TRY(m->ctx->backend->prepare_list(m, l));
+    }
+    m->prepared = true;
+    return 0;
+}
+
+int bw24_prepare(bw24_model *m, int32_t index) {
+    if (!m || index < 0 || index > m->n_tensors) return bw_fail(BW24_E_ARG, "bw24_prepare: index %d is outside 0..%d", index, m ? m->n_tensors : 0);
+    if (m->prepared) return bw_fail(BW24_E_ARG, "bw24_prepare: the model is prepared already");
+    bw_fpenv e = bw_fpenv_enter();
+    int rc = 0;
+    if (index == m->n_tensors) rc = prepare_end(m);
+    else if (m->tensors[index]->linear && !m->tensors[index]->packed) rc = m->ctx->backend->prepare_tensor(m, m->tensors[index]);
+    bw_fpenv_leave(e);
+    return rc;
+}
+
+int bw24_explain(bw24_model *m, const char *role, int32_t what, const char **text) {
+    bw_list *l = find_list(m, role);
+    if (!l || !text) return bw_fail(BW24_E_MISSING, "bw24_explain: no list '%s'", role ? role : "(null)");
+    if (what == 0 && !l->text) BW_TRY(bw_list_print(l, &l->text));
+    if (what == 1 && !l->plan) return bw_fail(BW24_E_ARG, "bw24_explain: the model is not prepared, so it has no plan");
+    if (what == 1 && !l->plan_text) BW_TRY(bw_plan_print(l, &l->plan_text));
+    if (what < 0 || what > 1) return bw_fail(BW24_E_ARG, "bw24_explain: what=%d, expected 0 (list) or 1 (plan)", what);
+    *text = what ? l->plan_text : l->text;
+    return 0;
+}
+
+int bw24_model_memory(bw24_model *m, bw24_memory *out) {
+    if (!m || !out || out->size != sizeof *out) return bw_fail(BW24_E_ARG, "bw24_model_memory: struct of size %u, expected %zu", out ? out->size : 0, sizeof *out);
+    out->weights = 0;
+    for (int i = 0; i < m->n_tensors; i++) out->weights += m->tensors[i]->packed_bytes;
+    out->work = m->work_bytes;
+    out->kv = (uint64_t)atomic_load(&m->kv_bytes);
+    out->kv_page_full = out->kv_page_window = 0;
+    for (int c = 0; c < m->n_classes; c++) *(m->class_window[c] ? &out->kv_page_window : &out->kv_page_full) += m->class_page_bytes[c];
+    return 0;
+}
+
+int32_t bw24_model_vocab(bw24_model *m) { return m ? m->vocab : 0; }

@@ -1,0 +1,95 @@
+"""The list builder: architectures append ops to it, the library reads its text. Owns the text form and the file:line of every append; the set of
+ops and their operands come from the library. Knows no architecture and no weight's bytes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import abi
+from .errors import Bw24Error
+from .gguf import get
+
+_REQUIRED = object()
+
+
+class Params:
+    """Typed reading of `<arch>.*` metadata. Every failure is a Bw24Error that names the key and the value."""
+
+    def __init__(self, arch: str, metadata: Mapping[str, Any]):
+        self.arch, self.metadata = arch, metadata
+
+    def _get(self, key: str, kind: type, default: Any) -> Any:
+        full = f"{self.arch}.{key}"
+        return get(self.metadata, full, kind) if default is _REQUIRED else get(self.metadata, full, kind, default)
+
+    def int(self, key: str, default: Any = _REQUIRED, *, low: int = 1, high: int = 1 << 24) -> int:
+        value = self._get(key, int, default)
+        if value is not None and not low <= value <= high:
+            raise Bw24Error(f"{self.arch}.{key}: expected {low}..{high}, found {value}")
+        return value
+
+    def float(self, key: str, default: Any = _REQUIRED, *, low: float = 0.0, high: float = 1e12) -> float:
+        value = self._get(key, float, default)
+        if value is not None and not low <= value <= high:  # NaN fails too
+            raise Bw24Error(f"{self.arch}.{key}: expected {low:g}..{high:g}, found {value}")
+        return value
+
+    def str(self, key: str, default: Any = _REQUIRED) -> str:
+        return self._get(key, str, default)
+
+    def has(self, key: str) -> bool:
+        return f"{self.arch}.{key}" in self.metadata
+
+
+class ListBuilder:
+    """Collects a list's text. `b.linear(y="q", x="h", w="blk.0.attn_q.weight")` appends the op LINEAR; None operands are left out."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
+        self.shapes = shapes  # tensor name -> ne, ne[0] = columns
+        self.bufs: dict[str, int] = {}
+        self.kvs: dict[str, tuple[int, int, int]] = {}  # name -> (heads, dim, window)
+        self._lines: list[str] = []
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.shapes
+
+    def rows(self, tensor: str) -> int:
+        """ne[1] of a tensor: its number of output rows. Raises Bw24Error if the file lacks it."""
+        if tensor not in self.shapes:
+            raise Bw24Error(f"tensor {tensor} is missing")
+        ne = self.shapes[tensor]
+        return ne[1] if len(ne) > 1 else 1
+
+    def buf(self, name: str, width: int) -> str:
+        """Declares a buffer of `width` values a row; declaring it again with the same width is the same buffer."""
+        if self.bufs.setdefault(name, width) != width:
+            raise Bw24Error(f"buffer {name}: declared {self.bufs[name]} wide, now {width}")
+        return name
+
+    def kv(self, name: str, heads: int, dim: int, window: int = 0) -> str:
+        """Declares the KV cache of one layer."""
+        self.kvs[name] = (heads, dim, window)
+        return name
+
+    def __getattr__(self, name: str):
+        op = name.upper()
+        if name.startswith("_") or op not in abi.ops():
+            raise AttributeError(f"the library has no op {op}; it has {', '.join(abi.ops())}")
+
+        def append(**operands: Any) -> str:
+            frame = sys._getframe(1)
+            where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            fields = [f"{k}={v!r}" if isinstance(v, float) else f"{k}={v}" for k, v in operands.items() if v is not None]
+            self._lines.append(f"{op} {' '.join(fields)} @ {where}")
+            return str(operands.get("y", ""))
+
+        return append
+
+    def text(self) -> str:
+        """The list as the library reads it."""
+        head = [f"BUF {n} {w}" for n, w in self.bufs.items()]
+        head += [f"KV {n} heads={h} dim={d} window={w}" for n, (h, d, w) in self.kvs.items()]
+        return "\n".join(head + self._lines) + "\n"

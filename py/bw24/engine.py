@@ -1,0 +1,281 @@
+"""A model on a device, and its sequences. Owns the library's handles and their lifetimes, context sizing and step forming; knows nothing of text,
+sampling loops or HTTP. One thread at a time drives an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from . import abi
+from .errors import Bw24Error
+from .source import Model
+
+PAGE_TOKENS = 64
+DEFAULT_KV = "f16"
+MAX_LOGIT_ROWS = 64  # wanted rows of one step when a prompt's every logit is asked for: bounds the logits at 64 x vocabulary
+KV_FORMATS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q5_1": "Q5_1"}
+
+Row = tuple["Sequence", int, bool]
+
+
+def kv_pair(kv: str) -> tuple[str, str]:
+    """'q8_0/q5_1' -> ('q8_0', 'q5_1'); 'f16' -> ('f16', 'f16'). Raises Bw24Error."""
+    k, _, v = kv.partition("/")
+    for name in (k, v or k):
+        if name not in KV_FORMATS:
+            raise Bw24Error(f"--kv {kv}: unknown format '{name}', expected {', '.join(KV_FORMATS)} or two of them as K/V")
+    return k, v or k
+
+
+def parse_kv(kv: str | None) -> dict[str, str]:
+    """`--kv`: one format for all layers, or `full=...,window=...` by layer class. Returns {'full': ..., 'window': ...}."""
+    out = {"full": DEFAULT_KV, "window": DEFAULT_KV}
+    if not kv:
+        return out
+    if "=" not in kv:
+        kv_pair(kv)
+        return {"full": kv, "window": kv}
+    for part in kv.split(","):
+        name, _, value = part.partition("=")
+        if name not in out:
+            raise Bw24Error(f"--kv {kv}: unknown layer class '{name}', expected full or window")
+        kv_pair(value)
+        out[name] = value
+    return out
+
+
+def kv_bytes_per_token(model: Model, kv: dict[str, str]) -> dict[str, int]:
+    """Bytes of one token's K and V over all layers of each class, from the model's list alone: {'full': ..., 'window': ...}."""
+    out = {"full": 0, "window": 0}
+    for heads, dim, window in model.builder.kvs.values():
+        klass = "window" if window else "full"
+        for name in kv_pair(kv[klass]):
+            _, block, size, _ = abi.types()[abi.type_id(KV_FORMATS[name])]
+            out[klass] += heads * -(-dim // block) * size
+    return out
+
+
+def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int) -> int:
+    """Bytes of the KV pages of one sequence of `ctx` tokens; window layers keep their window and what a step needs around it."""
+    per = kv_bytes_per_token(model, kv)
+    windows = [w for _, _, w in model.builder.kvs.values() if w]
+    kept = min(ctx, max(windows) + 32 + 2 * max_rows + 2 * PAGE_TOKENS) if windows else 0
+    pages = lambda n: -(-n // PAGE_TOKENS) * PAGE_TOKENS  # noqa: E731
+    return per["full"] * pages(ctx) + per["window"] * pages(kept)
+
+
+def available_memory() -> int:
+    """Bytes the system says can be taken without swapping (MemAvailable)."""
+    with open("/proc/meminfo", encoding="ascii") as f:
+        for line in f:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: int, room: int) -> tuple[int, str | None]:
+    """Context length to use and, where it is not the model's own, a sentence that says so. `room`: bytes that KV may take. Raises Bw24Error."""
+    own = model.context_length
+    if asked is not None:
+        if not 1 <= asked <= own:
+            raise Bw24Error(f"--ctx {asked}: the model's context is 1..{own}")
+        need = kv_bytes(model, kv, asked, max_rows)
+        if need > room:
+            raise Bw24Error(f"--ctx {asked} needs {need >> 20} MiB of KV cache, {max(room, 0) >> 20} MiB of memory are free for it")
+        return asked, None
+    ctx = own
+    while ctx > PAGE_TOKENS and kv_bytes(model, kv, ctx, max_rows) > room:
+        ctx = max(PAGE_TOKENS, ctx // 2)
+    if kv_bytes(model, kv, ctx, max_rows) > room:
+        raise Bw24Error(f"not even {ctx} tokens of context fit: {kv_bytes(model, kv, ctx, max_rows) >> 20} MiB of KV cache, {max(room, 0) >> 20} MiB free")
+    return ctx, None if ctx == own else f"context reduced to {ctx} of the model's {own} tokens to fit {room >> 20} MiB of free memory"
+
+
+class Engine:
+    """A prepared model. `backend`: "auto", "cpu" or "ref"; `progress(done, total)` counts weight bytes while loading.
+
+    Attributes: model, ctx (tokens a sequence may hold), kv ({'full': .., 'window': ..}), backend, isa, threads, n_vocab, note (a sentence about
+    the context or None). Raises Bw24Error; closing twice is fine.
+    """
+
+    def __init__(self, model: Model, *, backend: str = "auto", isa: str | None = None, threads: int | None = None, ctx: int | None = None,
+                 kv: str | None = None, max_rows: int = 512, fuse: bool = True, repack: bool = True, float_activations: bool = False,
+                 progress: Callable[[int, int], None] | None = None):
+        self._ctx = self._model = None
+        self._sequences: set[Sequence] = set()
+        self._keep: list[Any] = []
+        self.model, self.max_rows = model, max_rows
+        self.backend = "cpu" if backend == "auto" else backend
+        self.kv = parse_kv(kv)
+        size = sum(t.nbytes for t in model.gguf.tensors.values())
+        self.ctx, self.note = fit_context(model, self.kv, ctx, max_rows, available_memory() - size)
+        try:
+            self._open(isa, threads, fuse, repack, float_activations)
+            self._load(size, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, isa: str | None, threads: int | None, fuse: bool, repack: bool, float_activations: bool) -> None:
+        p = abi.new("bw24_open_params")
+        names = [abi.ffi.new("char[]", s.encode()) if s else abi.ffi.NULL for s in (self.backend, isa)]
+        p.backend, p.isa = names
+        p.threads, p.fuse, p.repack, p.float_act = threads or 0, fuse, repack, float_activations
+        out = abi.ffi.new("bw24_ctx **")
+        abi.check(abi.lib().bw24_open(out, p))
+        self._ctx = out[0]
+        self.threads = abi.lib().bw24_threads(self._ctx)
+        self.device = abi.ffi.string(abi.lib().bw24_device(self._ctx)).decode()
+        self.isa = self.device.split()[1].rstrip(",") if self.backend == "cpu" else "portable"
+
+    def _load(self, total: int, progress: Callable[[int, int], None] | None) -> None:
+        lib, ffi = abi.lib(), abi.ffi
+        p = abi.new("bw24_model_params")
+        names = [ffi.new("char[]", self.kv[k].encode()) for k in ("full", "window")]
+        p.max_rows, p.max_context, p.kv_full, p.kv_window = self.max_rows, self.ctx, *names
+        out = ffi.new("bw24_model **")
+        abi.check(lib.bw24_model_new(out, self._ctx, p))
+        self._model = out[0]
+        sizes = []
+        for w in self.model.weights():
+            data = ffi.from_buffer(w.data)
+            self._keep.append(data)
+            ne = ffi.new("int64_t[]", list(w.ne))
+            abi.check(lib.bw24_tensor_load(self._model, w.name.encode(), w.type_id, len(w.ne), ne, data, len(w.data), w.scale, 1))
+            sizes.append(len(w.data))
+        abi.check(lib.bw24_list_set(self._model, b"trunk", self.model.list_text().encode()))
+        done = 0
+        for i, n in enumerate([*sizes, 0]):
+            abi.check(lib.bw24_prepare(self._model, i))
+            done += n
+            if progress:
+                progress(done, total)
+        self.n_vocab = lib.bw24_model_vocab(self._model)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held: weights (packed copies), work (activation buffers), kv (pages in use), kv_at_ctx (one sequence of `ctx` tokens)."""
+        m = abi.new("bw24_memory")
+        abi.check(abi.lib().bw24_model_memory(self._model, m))
+        return {"weights": m.weights, "work": m.work, "kv": m.kv, "kv_at_ctx": kv_bytes(self.model, self.kv, self.ctx, self.max_rows)}
+
+    def explain(self, plan: bool = False) -> str:
+        """The list, or how this backend runs it."""
+        out = abi.ffi.new("char **")
+        abi.check(abi.lib().bw24_explain(self._model, b"trunk", int(plan), out))
+        return abi.ffi.string(out[0]).decode()
+
+    def sequence(self) -> Sequence:
+        """A new, empty timeline."""
+        out = abi.ffi.new("bw24_seq **")
+        abi.check(abi.lib().bw24_seq_new(out, self._model))
+        return Sequence(self, out[0], [])
+
+    def step(self, rows: Seq[Row]) -> np.ndarray:
+        """One step of 1..max_rows rows (sequence, token, whether its logits are wanted). Returns [wanted, n_vocab] f32 in row order.
+
+        All or nothing: on Bw24Error no sequence has moved.
+        """
+        if not rows:
+            raise Bw24Error("a step needs at least one row")
+        c = abi.ffi.new("bw24_row[]", len(rows))
+        wanted = 0
+        for i, (seq, token, want) in enumerate(rows):
+            c[i].seq, c[i].token, c[i].want = seq._handle(), token, want
+            wanted += bool(want)
+        logits = np.empty((wanted, self.n_vocab), np.float32)
+        out = abi.ffi.cast("float *", abi.ffi.from_buffer(logits)) if wanted else abi.ffi.NULL
+        abi.check(abi.lib().bw24_step(self._model, c, len(rows), out))
+        for seq, token, _ in rows:
+            seq.tokens.append(token)
+        return logits
+
+    def cancel(self) -> None:
+        """Ends the step in hand with an error; may be called from another thread or a signal handler."""
+        if self._ctx:
+            abi.lib().bw24_cancel(self._ctx)
+
+    def close(self) -> None:
+        for seq in list(self._sequences):
+            seq.close()
+        if self._model:
+            abi.lib().bw24_model_free(self._model)
+        if self._ctx:
+            abi.lib().bw24_close(self._ctx)
+        self._ctx = self._model = None
+        for view in self._keep:
+            abi.ffi.release(view)
+        self._keep.clear()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Sequence:
+    """One timeline: `tokens` are those it holds, `pos` their number."""
+
+    def __init__(self, engine: Engine, handle: Any, tokens: list[int]):
+        self.engine, self.tokens = engine, tokens
+        self._seq = handle
+        engine._sequences.add(self)
+
+    def _handle(self) -> Any:
+        if self._seq is None:
+            raise Bw24Error("the sequence is closed")
+        return self._seq
+
+    @property
+    def pos(self) -> int:
+        return abi.lib().bw24_seq_pos(self._handle())
+
+    def prefill(self, ids: Seq[int], want: str = "last") -> np.ndarray | None:
+        """Appends `ids` in steps of at most max_rows rows. `want`: "last" -> [n_vocab], "all" -> [len(ids), n_vocab], "none" -> None."""
+        if want not in ("last", "all", "none"):
+            raise Bw24Error(f"want={want}: expected last, all or none")
+        if not len(ids):
+            raise Bw24Error("nothing to prefill: the prompt has no tokens")
+        width = min(self.engine.max_rows, MAX_LOGIT_ROWS) if want == "all" else self.engine.max_rows
+        out = []
+        for at in range(0, len(ids), width):
+            part = ids[at : at + width]
+            last = at + len(part) == len(ids)
+            rows = [(self, int(t), want == "all" or (want == "last" and last and i == len(part) - 1)) for i, t in enumerate(part)]
+            out.append(self.engine.step(rows))
+        if want == "none":
+            return None
+        return out[-1][0] if want == "last" else np.concatenate(out)
+
+    def decode(self, token: int) -> np.ndarray:
+        """Appends one token and returns the logits after it, [n_vocab]."""
+        return self.engine.step([(self, token, True)])[0]
+
+    def truncate(self, pos: int) -> int:
+        """Goes back to `pos` or, where a window's keys are gone, to the nearest position before it that can be restored. Returns the position."""
+        actual = abi.ffi.new("int64_t *")
+        abi.check(abi.lib().bw24_seq_truncate(self._handle(), pos, actual))
+        del self.tokens[actual[0] :]
+        return actual[0]
+
+    def fork(self) -> Sequence:
+        """A second timeline with the same past; full pages are shared."""
+        out = abi.ffi.new("bw24_seq **")
+        abi.check(abi.lib().bw24_seq_fork(out, self._handle()))
+        return Sequence(self.engine, out[0], list(self.tokens))
+
+    def close(self) -> None:
+        if self._seq is not None:
+            abi.lib().bw24_seq_free(self._seq)
+            self._seq = None
+        self.engine._sequences.discard(self)
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+

@@ -1,0 +1,126 @@
+"""One view of a model, whatever file it came from: metadata, tensors, tokenizer, chat template, list. Owns the checks that need to know what keys
+and tensors mean; knows neither the library's contexts nor how text is generated."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import arch as arch_package
+from . import gguf
+from .build import ListBuilder, Params
+from .chat import ChatTemplate
+from .errors import Bw24Error
+from .tokenizer import Tokenizer, from_metadata
+
+NVFP4 = 40
+
+
+@dataclass(frozen=True)
+class WeightView:
+    """A tensor as the library takes it: `data` is a read-only view over the file mapping, `scale` its sidecar (1 where there is none)."""
+
+    name: str
+    type_id: int
+    ne: tuple[int, ...]
+    data: memoryview
+    scale: float
+
+
+def architectures() -> list[str]:
+    """Names of the architectures this package runs, as GGUF spells them."""
+    return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(arch_package.__path__) if m.name != "common")
+
+
+class Model:
+    """An opened model file. Close it when no engine uses it any more."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.gguf = gguf.open_gguf(path)
+        try:
+            self.metadata: dict[str, Any] = self.gguf.metadata
+            self.arch = gguf.get(self.metadata, "general.architecture", str)
+            if self.arch not in architectures():
+                raise Bw24Error(f"{path.name}: architecture '{self.arch}' is not supported; supported are {', '.join(architectures())}")
+            self.name = gguf.get(self.metadata, "general.name", str, path.stem)
+            self.params = Params(self.arch, self.metadata)
+            self.context_length = self.params.int("context_length", high=1 << 28)
+            self.builder = self._build()
+            self._check_vocabulary()
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self) -> ListBuilder:
+        b = ListBuilder({t.name: tuple(t.shape) for t in self.gguf.tensors.values()})
+        importlib.import_module(f"bw24.arch.{self.arch.replace('-', '_')}").build(b, self.params)
+        return b
+
+    def _check_vocabulary(self) -> None:
+        rows = self.builder.rows("token_embd.weight")
+        if (said := self.params.int("vocab_size", rows)) != rows:
+            raise Bw24Error(f"{self.arch}.vocab_size: {said}, but token_embd.weight has {rows} rows")
+        tokens = gguf.get(self.metadata, "tokenizer.ggml.tokens", list, None)
+        if tokens is not None and len(tokens) > rows:
+            raise Bw24Error(f"tokenizer.ggml.tokens: {len(tokens)} tokens, but token_embd.weight has {rows} rows")
+
+    def list_text(self) -> str:
+        """The trunk's list."""
+        return self.builder.text()
+
+    def weights(self) -> Iterator[WeightView]:
+        """All tensors but the scale sidecars, which go with their weights."""
+        for t in self.gguf.tensors.values():
+            if self._sidecar_of(t.name):
+                continue
+            scale = 1.0
+            side = t.name.removesuffix(".weight") + ".scale"
+            if t.type_id == NVFP4 and side in self.gguf.tensors:
+                scale = self._scalar(side)
+            yield WeightView(t.name, t.type_id, tuple(t.shape), self.gguf.data(t.name), scale)
+
+    def _sidecar_of(self, name: str) -> bool:
+        base, _, kind = name.rpartition(".")
+        weight = self.gguf.tensors.get(base + ".weight")
+        return kind in ("scale", "input_scale") and weight is not None and weight.type_id == NVFP4
+
+    def _scalar(self, name: str) -> float:
+        t = self.gguf.tensors[name]
+        if t.type_name != "F32" or int(np.prod(t.shape)) != 1:
+            raise Bw24Error(f"tensor {name}: expected one F32 value, found {t.type_name} of shape {list(t.shape)}")
+        return float(np.frombuffer(self.gguf.data(name), np.float32)[0])
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return from_metadata(self.metadata)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        source = gguf.get(self.metadata, "tokenizer.chat_template", str, None)
+        if source is None:
+            return None
+        tok = self.tokenizer
+        text = lambda i: "" if i is None else tok.token_text(i)  # noqa: E731
+        return ChatTemplate(source, bos_token=text(tok.bos_id), eos_token=text(tok.eos_id))
+
+    def close(self) -> None:
+        self.gguf.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_model(path: str | Path) -> Model:
+    """Opens a GGUF file and builds its list. Raises Bw24Error naming the key or tensor at fault."""
+    return Model(Path(path))
