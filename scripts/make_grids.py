@@ -1,6 +1,7 @@
 """Writes libbw24/formats/grids.c, the lattice codebooks of the IQ1, IQ2 and IQ3 types, from the `gguf` package's tables.
 
-Owns the packing of a codebook row into one 16-bit word; knows nothing of blocks. Run: python scripts/make_grids.py > libbw24/formats/grids.c
+Owns the packing of a codebook row into one 16-bit word; knows nothing of blocks.
+Run: python scripts/make_grids.py > libbw24/formats/grids.c
 """
 
 from __future__ import annotations

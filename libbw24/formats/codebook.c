@@ -5,7 +5,7 @@
 
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-static void iq4_codes(const uint8_t *qs, int8_t *q) {
+static void iq4_codes(const uint8_t *restrict qs, int8_t *restrict q) {
     for (int j = 0; j < 16; j++) {
         q[j] = iq4_values[qs[j] & 15];
         q[j + 16] = iq4_values[qs[j] >> 4];

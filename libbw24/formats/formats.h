@@ -26,7 +26,8 @@ typedef struct bw_type_info {
     void (*decode)(const uint8_t *src, float *dst);
     /* group g (0 .. block/32-1; NVFP4: 0..1) of one block; NULL for FLOAT types */
     void (*group)(const uint8_t *src, int g, bw_group *out);
-    /* n values (a multiple of `block`) -> blocks, byte-equal to the reference quantisers of docs/formats; NULL where encoding is not offered */
+    /* n values (a multiple of `block`) -> blocks, byte-equal to ggml's reference quantisers (NVFP4 and MXFP4 below 2^-125 apart:
+     * fp4.c states their rules); NULL where encoding is not offered */
     void (*encode)(const float *src, uint8_t *dst, int64_t n);
 } bw_type_info;
 

@@ -35,7 +35,8 @@ void bw_group_NVFP4(const uint8_t *src, int g, bw_group *out) {
     }
 }
 
-/* floor(log2(x)) - 2 of the amax, biased, limited to a byte's lower end: below 2^-125 everything uses the least scale */
+/* floor(log2(amax)) - 2, biased, taken from the exponent bits. Below 2^-125 the least scale serves (the reference's byte wraps there,
+ * and its log2f may round up just below a power of two; both are its faults, not the format's). */
 static int mxfp4_exponent(float amax) {
     int e = (int)(bits_of_float(amax) >> 23) - 2;
     return e < 0 ? 0 : e;

@@ -110,10 +110,10 @@ static void pack_scales(const uint8_t *ls, const uint8_t *lm, uint8_t *p) {
     }
 }
 
-/* v / top in 6 bits; 0 where top is 0 */
+/* v as a share of the largest, in 6 bits; a negative v wraps to a large byte and gives 63, as in the reference */
 static uint8_t six_bits(float v, float inv) {
-    int l = near_int(inv * v);
-    return (uint8_t)(l < 63 ? l : 63);
+    uint8_t l = (uint8_t)near_int(inv * v);
+    return l < 63 ? l : 63;
 }
 
 /* the 16-byte head of a block and its 256 final codes: groups are fitted alone, then coded again under the rounded scales */
