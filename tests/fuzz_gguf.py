@@ -1,7 +1,8 @@
-"""Fuzz target of the GGUF reader: `python tests/fuzz_gguf.py --seconds 60`. Any exception but Bw24Error, a slow input or memory growth is a finding.
+"""Fuzz target of the GGUF reader: `python tests/fuzz_gguf.py --seconds 60`.
 
-Mutates the hostile set and one file with every value type, by its own loop (standard library only); with --atheris, coverage guided where that
-package is installed. Each finding is written to --out and the run ends with status 1. A run is repeated by its printed --seed.
+A finding is any exception but Bw24Error, a slow input, or memory growth; it is written to --out and ends the run with status 1. Mutates the
+hostile set and one file with every value type, by its own loop (standard library only); with --atheris, coverage guided where that package
+is installed. A run is repeated by its printed --seed.
 """
 
 from __future__ import annotations

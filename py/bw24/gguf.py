@@ -24,8 +24,8 @@ from .gguf_types import ARRAY, BOOL, KIND_NAMES, NUMPY_KINDS, STRING, TYPES, UIN
 from .gguf_writer import GGUFWriter
 
 __all__ = [
-    "TYPES", "ByteSource", "FileSource", "GGUFFile", "GGUFWriter", "Header", "TensorInfo", "get", "merge_parts", "open_gguf", "parse_header",
-    "quote", "split_siblings",
+    "TYPES", "ByteSource", "FileSource", "GGUFFile", "GGUFWriter", "Header", "TensorInfo", "get", "merge_parts", "open_gguf",
+    "parse_header", "quote", "split_siblings",
 ]
 
 MAGIC = b"GGUF"
@@ -69,7 +69,8 @@ class FileSource:
         info = os.fstat(self.fd)
         if not stat.S_ISREG(info.st_mode):
             self.close()
-            raise Bw24Error(f"{quote(str(path), 4096)}: expected a regular file, found a {'directory' if stat.S_ISDIR(info.st_mode) else 'device'}")
+            found = "directory" if stat.S_ISDIR(info.st_mode) else "device"
+            raise Bw24Error(f"{quote(str(path), 4096)}: expected a regular file, found a {found}")
         self.size = info.st_size
 
     def read(self, offset: int, length: int) -> bytes:
@@ -164,9 +165,9 @@ class _Cursor:
             raise self.fail(f"string of {length} bytes, the limit is {cap}")
         return self.take(length)
 
-    def strings(self, count: int) -> list[bytes]:
+    def strings(self, count: int) -> list[str]:
         """`count` length-prefixed strings: the loop that decides how fast a vocabulary opens, hence its plain shape."""
-        out: list[bytes] = []
+        out: list[str] = []
         buf, at, end = self.buf, self.at, len(self.buf)
         for _ in range(count):
             if end - at < 8:
@@ -181,10 +182,18 @@ class _Cursor:
                     raise self.fail(f"entry {len(out)}: string of {length} bytes, the limit is {MAX_STRING}")
                 self.fill(length)
                 buf, at, end = self.buf, 0, len(self.buf)
-            out.append(buf[at : at + length])
+            try:
+                out.append(buf[at : at + length].decode())
+            except UnicodeDecodeError:
+                out.append(_text(buf[at : at + length]))
             at += length
         self.at = at
         return out
+
+
+def _text(raw: bytes) -> str:
+    """A string value: any bytes are allowed there; what is not UTF-8 becomes U+FFFD, so that the text can go to JSON and terminals."""
+    return raw.decode("utf-8", "replace")
 
 
 def _identifier(cur: _Cursor, raw: bytes, noun: str) -> str:
@@ -202,8 +211,7 @@ def _identifier(cur: _Cursor, raw: bytes, noun: str) -> str:
 
 def _scalar(cur: _Cursor, kind: int) -> Any:
     if kind == STRING:
-        # values may hold any bytes; what is not UTF-8 becomes U+FFFD, so that text can go to JSON and terminals
-        return cur.string(MAX_STRING).decode("utf-8", "replace")
+        return _text(cur.string(MAX_STRING))
     if kind == BOOL:
         byte = cur.take(1)[0]
         if byte > 1:
@@ -224,11 +232,7 @@ def _array(cur: _Cursor) -> tuple[int, Any]:
     if kind == STRING:
         if count > left // 8 or count > MAX_STRINGS:
             raise cur.fail(f"array of {count} strings, but {left} bytes are left (limit {MAX_STRINGS} entries)")
-        raw = cur.strings(count)
-        try:
-            return kind, list(map(bytes.decode, raw))
-        except UnicodeDecodeError:
-            return kind, [text.decode("utf-8", "replace") for text in raw]
+        return kind, cur.strings(count)
     dtype = NUMPY_KINDS.get(kind)
     if dtype is None:
         raise cur.fail(f"unknown array element type {kind}")
@@ -401,7 +405,7 @@ def merge_parts(parts: list[Header]) -> Header:
             merged.tensors[name] = info
     total = get(first.metadata, "split.tensors.count", int, len(merged.tensors))
     if total != len(merged.tensors):
-        raise Bw24Error(f"{first.name}: key split.tensors.count: expected {total} tensors, found {len(merged.tensors)} in {len(parts)} parts")
+        raise Bw24Error(f"{first.name}: key split.tensors.count: expected {total} tensors, found {len(merged.tensors)}")
     return merged
 
 

@@ -1,4 +1,4 @@
-"""Facts of the GGUF container that reader and writer share: value types, tensor types, names made safe for messages. Knows neither of them."""
+"""Facts of the GGUF container that reader and writer share: value types, tensor types, names made safe for messages. Knows neither."""
 
 from __future__ import annotations
 

@@ -185,7 +185,8 @@ class GGUFWriter:
                         break
                     out.write(chunk)
                 if written != nbytes:
-                    raise Bw24Error(f"tensor {quote(name)}: expected {nbytes} bytes from its source, found {written}{' or more' * (written > nbytes)}")
+                    found = f"{written} or more" if written > nbytes else written
+                    raise Bw24Error(f"tensor {quote(name)}: expected {nbytes} bytes from its source, found {found}")
                 out.write(bytes(-nbytes % self.alignment))
 
     def _write_header(self, out: BinaryIO) -> None:
