@@ -1,4 +1,5 @@
 /* The edge of the library: contexts, messages, versions, the floating-point environment. Checks arguments, calls inward; holds no mathematics. */
+#define _GNU_SOURCE /* sched_getaffinity, strdup */
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -153,7 +154,7 @@ static int type_for(const char *fn, int32_t type, int64_t n, const bw_type_info 
 }
 
 int bw24_dequantize(int32_t type, const void *src, float *dst, int64_t n) {
-    const bw_type_info *t;
+    const bw_type_info *t = NULL;
     BW_TRY(type_for("bw24_dequantize", type, n, &t));
     bw_fpenv e = bw_fpenv_enter();
     const uint8_t *p = src;
@@ -163,7 +164,7 @@ int bw24_dequantize(int32_t type, const void *src, float *dst, int64_t n) {
 }
 
 int bw24_quantize(int32_t type, const float *src, void *dst, int64_t n) {
-    const bw_type_info *t;
+    const bw_type_info *t = NULL;
     BW_TRY(type_for("bw24_quantize", type, n, &t));
     if (!t->encode) return bw_fail(BW24_E_UNSUPPORTED, "bw24_quantize: there is no encoder for %s", t->name);
     bw_fpenv e = bw_fpenv_enter();

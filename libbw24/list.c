@@ -5,6 +5,7 @@
  *   BUF name width            KV name heads=H dim=D window=W
  *   OP key=value ... [@ where]
  * Operand keys and kinds come from ops.def. */
+#define _POSIX_C_SOURCE 200809L /* strdup, strtok_r */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -146,7 +147,7 @@ static const char *value_of(const parser *p, const char *key) {
 
 static int parse_buf(parser *p) {
     bw_list *l = p->l;
-    int64_t width;
+    int64_t width = 0;
     if (p->n_tok != 3) return syntax(p, "expected BUF name width near", p->tok[0]);
     if (l->n_bufs == BW_MAX_BUF) return syntax(p, "too many buffers at", p->tok[1]);
     if (find_buf(l, p->tok[1]) >= 0) return syntax(p, "buffer declared twice", p->tok[1]);
@@ -163,7 +164,7 @@ static int parse_kv(parser *p) {
     if (p->n_tok != 5 || !h || !d || !w) return syntax(p, "expected KV name heads= dim= window= near", p->tok[0]);
     if (l->n_kvs == BW_MAX_KV) return syntax(p, "too many KV caches at", p->tok[1]);
     if (find_kv(l, p->tok[1]) >= 0) return syntax(p, "KV cache declared twice", p->tok[1]);
-    int64_t heads, dim, window;
+    int64_t heads = 0, dim = 0, window = 0;
     BW_TRY(parse_i64(p, h, 1, 1024, &heads));
     BW_TRY(parse_i64(p, d, 1, 1024, &dim));
     BW_TRY(parse_i64(p, w, 0, INT32_MAX, &window));
@@ -182,7 +183,7 @@ static int parse_kv(parser *p) {
 /* one operand into its slot; n counts the slots used per kind */
 typedef struct slots { int buf, w, i, f; } slots;
 static int parse_operand(parser *p, bw_op *op, const field *f, const char *v, slots *n) {
-    int64_t x;
+    int64_t x = 0;
     switch (f->kind) {
     case 'y': case 'x': case 'b':
         if ((op->buf[n->buf] = find_buf(p->l, v)) < 0) return syntax(p, "unknown buffer", v);

@@ -76,8 +76,10 @@ static bool match_linears(const bw_list *l, int i, bw_step *s) {
     int n = linear_run(l, lin0, l->ops[lin0].buf[1]);
     if (!n) return false;
     *s = (bw_step){BW_STEP_LINEARS, i, lin0 + n - i, norm, lin0, n, -1, -1};
-    if (match_glu(l, lin0, n, lin0 + n)) s->glu = lin0 + n;
-    else if (match_add(l, lin0, n, lin0 + n)) s->add = lin0 + n;
+    int next = lin0 + n;
+    bool spares_input = norm < 0 || next >= l->n_ops || l->ops[next].buf[0] != op->buf[1]; /* other threads may still normalise it */
+    if (spares_input && match_glu(l, lin0, n, next)) s->glu = next;
+    else if (spares_input && match_add(l, lin0, n, next)) s->add = next;
     if (s->glu >= 0 || s->add >= 0) s->n++;
     return true;
 }

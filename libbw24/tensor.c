@@ -1,4 +1,5 @@
 /* Models: named tensors, lists and preparation. Owns the tensor table and the work buffers; knows no op's mathematics. */
+#define _POSIX_C_SOURCE 200809L /* strdup, strtok_r */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

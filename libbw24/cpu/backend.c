@@ -1,0 +1,240 @@
+/* Backend "cpu": opening, packing weights, resolving a plan into steps. Owns the memory of the backend; forward.c runs it. */
+#define _GNU_SOURCE /* madvise, MAP_ANONYMOUS */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "../canon.h"
+#include "state.h"
+
+static const enum cpu_isa all_isas[] = {CPU_PORTABLE, CPU_AVX2, CPU_AVXVNNI, CPU_AVX512VNNI};
+
+static int find_isa(const char *name, enum cpu_isa *out) {
+    for (size_t i = 0; i < sizeof all_isas / sizeof *all_isas; i++)
+        if (!strcmp(cpu_isa_name(all_isas[i]), name)) { *out = all_isas[i]; return 0; }
+    return bw_fail(BW24_E_ARG, "isa '%s': expected portable, avx2, avxvnni or avx512vnni", name);
+}
+
+int bw24_isa_supported(const char *name) {
+    enum cpu_isa isa = CPU_PORTABLE;
+    if (!name) return bw_fail(BW24_E_ARG, "bw24_isa_supported: NULL argument");
+    int rc = find_isa(name, &isa);
+    return rc ? rc : cpu_isa_supported(isa) != 0;
+}
+
+static int cpu_open(bw24_ctx *c) {
+    enum cpu_isa isa = cpu_isa_best();
+    if (c->isa_name[0]) BW_TRY(find_isa(c->isa_name, &isa));
+    if (!cpu_isa_supported(isa)) return bw_fail(BW24_E_UNSUPPORTED, "isa %s: this processor does not have it", cpu_isa_name(isa));
+    cpu_ctx *p = calloc(1, sizeof *p);
+    if (p) p->pool = cpu_pool_new(c->threads);
+    if (!p || !p->pool) { free(p); return bw_fail(BW24_E_MEMORY, "%d threads cannot be started", c->threads); }
+    p->isa = isa;
+    c->priv = p;
+    snprintf(c->isa_name, sizeof c->isa_name, "%s", cpu_isa_name(isa));
+    snprintf(c->device, sizeof c->device, "cpu %s, %d thread%s", c->isa_name, c->threads, c->threads == 1 ? "" : "s");
+    return 0;
+}
+
+static void cpu_close(bw24_ctx *c) {
+    cpu_ctx *p = c->priv;
+    cpu_pool_free(p->pool);
+    free(p);
+}
+
+/* ---- weights */
+static bool packs(const bw24_model *m, const bw_tensor *t) { return m->ctx->repack && t->linear && cpu_pack_bytes(t->type, t->ne[1], t->ne[0]) > 0; }
+
+static cpu_model *state_of(bw24_model *m) {
+    if (!m->priv) m->priv = calloc(1, sizeof(cpu_model));
+    return m->priv;
+}
+
+/* one mapping for all packed weights: many small ones would waste the tails of huge pages */
+static int make_arena(bw24_model *m, cpu_model *s) {
+    size_t total = 0;
+    for (int i = 0; i < m->n_tensors; i++)
+        if (packs(m, m->tensors[i])) total += (cpu_pack_bytes(m->tensors[i]->type, m->tensors[i]->ne[1], m->tensors[i]->ne[0]) + 63) & ~(size_t)63;
+    total = (total + (1 << 21) - 1) & ~(size_t)((1 << 21) - 1);
+    void *p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return bw_fail(BW24_E_MEMORY, "out of memory for %zu MiB of packed weights", total >> 20);
+    madvise(p, total, MADV_HUGEPAGE);
+    s->arena = p;
+    s->arena_bytes = total;
+    return 0;
+}
+
+typedef struct pack_job { cpu_mat *mat; const uint8_t *src; int64_t t0, t1; } pack_job;
+static void pack_part(void *arg, int tid, int n) {
+    const pack_job *j = arg;
+    int64_t span = j->t1 - j->t0;
+    cpu_pack_tiles(j->mat, j->src, j->t0 + span * tid / n, j->t0 + span * (tid + 1) / n);
+}
+
+/* gives consumed whole pages of a file mapping back; the page cache keeps the bytes */
+static void drop_consumed(const bw_tensor *t, uint64_t from, uint64_t to) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t a = ((uintptr_t)t->data + from + page - 1) & ~(page - 1), b = ((uintptr_t)t->data + to) & ~(page - 1);
+    if (t->mapped && b > a) madvise((void *)a, b - a, MADV_DONTNEED);
+}
+
+static int cpu_prepare_tensor(bw24_model *m, bw_tensor *t) {
+    cpu_model *s = state_of(m);
+    if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
+    cpu_mat *mat = calloc(1, sizeof *mat);
+    if (!mat) return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", t->name);
+    *mat = (cpu_mat){.type = t->type, .rows = t->ne[1], .cols = t->ne[0], .scale = t->scale};
+    t->packed = mat;
+    if (!packs(m, t)) { mat->raw = t->data; return 0; }
+    if (!s->arena) BW_TRY(make_arena(m, s));
+    size_t bytes = cpu_pack_bytes(t->type, mat->rows, mat->cols);
+    mat->data = s->arena + s->arena_used;
+    s->arena_used += (bytes + 63) & ~(size_t)63;
+    t->packed_bytes = bytes;
+    int64_t tiles = cpu_tiles(mat->rows), row = bw_row_bytes(t->type, mat->cols), slice = 1 + (4 << 20) / (row * CPU_TILE);
+    for (int64_t at = 0; at < tiles; at += slice) {
+        int64_t end = at + slice < tiles ? at + slice : tiles;
+        pack_job job = {mat, t->data, at, end};
+        cpu_pool_run(((cpu_ctx *)m->ctx->priv)->pool, pack_part, &job);
+        drop_consumed(t, (uint64_t)(at * CPU_TILE * row), end == tiles ? t->bytes : (uint64_t)(end * CPU_TILE * row));
+    }
+    return 0;
+}
+
+static void cpu_free_tensor(bw_tensor *t) { free(t->packed); }
+
+/* ---- the plan, resolved */
+static bool same_rope(const cpu_rope_cfg *c, const bw_op *op) {
+    return c->rot == op->i[2] && c->base == op->f[0] && c->scale == op->f[1] && c->ff == op->w[0];
+}
+
+static int add_rope(bw24_model *m, cpu_model *s, const bw_op *op, int *index) {
+    for (*index = 0; *index < s->n_ropes; ++*index)
+        if (same_rope(&s->ropes[*index], op)) return 0;
+    cpu_rope_cfg *grown = realloc(s->ropes, (size_t)(s->n_ropes + 1) * sizeof *grown);
+    if (!grown) return bw_fail(BW24_E_MEMORY, "out of memory for a rotation");
+    s->ropes = grown;
+    cpu_rope_cfg *c = &s->ropes[s->n_ropes++];
+    int half = op->i[2] / 2;
+    *c = (cpu_rope_cfg){op->i[2], op->f[0], op->f[1], op->w[0], malloc((size_t)half * sizeof(double)), NULL};
+    c->table = malloc((size_t)m->max_rows * (size_t)op->i[2] * sizeof(float));
+    if (!c->inv || !c->table) return bw_fail(BW24_E_MEMORY, "out of memory for a rotation of %d rows", m->max_rows);
+    m->work_bytes += (uint64_t)m->max_rows * (uint64_t)op->i[2] * sizeof(float);
+    for (int i = 0; i < half; i++) c->inv[i] = bw_inv_freq(c->base, i, c->rot) / (double)(c->ff ? c->ff->dense[i] : 1.0f);
+    return 0;
+}
+
+static int resolve_step(const bw_list *l, const bw_step *st, cpu_step *out) {
+    out->mats = calloc((size_t)(st->n_lin ? st->n_lin : 1), sizeof *out->mats);
+    if (!out->mats) return bw_fail(BW24_E_MEMORY, "out of memory for a step of the plan");
+    for (int i = 0; i < st->n_lin; i++) {
+        const bw_op *op = &l->ops[st->lin0 + i];
+        out->mats[i] = *(cpu_mat *)op->w[0]->packed;
+        out->mats[i].bias = op->w[1] ? op->w[1]->dense : NULL;
+        if (op->w[0]->type->form == BW_FLOAT) out->floats = true;
+        else out->quant = true;
+        if (st->glu < 0 || i == 0) out->tiles += cpu_tiles(out->mats[i].rows);
+    }
+    return 0;
+}
+
+typedef struct widths { int64_t buf, in; size_t attend; } widths;
+static widths find_widths(const bw24_model *m, const bw_list *l) {
+    widths w = {64, 64, 0};
+    for (int i = 0; i < l->n_bufs; i++)
+        if (i != l->logits && l->bufs[i].width > w.buf) w.buf = l->bufs[i].width;
+    for (int i = 0; i < l->n_ops; i++) {
+        const bw_op *op = &l->ops[i];
+        if (op->code == BW_OP_LINEAR && op->w[0]->ne[0] > w.in) w.in = op->w[0]->ne[0];
+        if (op->code != BW_OP_ATTEND) continue;
+        size_t need = cpu_attend_work(&l->kvs[op->kv].desc, m->max_rows, op->i[0]);
+        if (need > w.attend) w.attend = need;
+    }
+    return w;
+}
+
+static void *aligned(bw24_model *m, size_t bytes) {
+    bytes = (bytes + 63) & ~(size_t)63;
+    m->work_bytes += bytes;
+    return aligned_alloc(64, bytes);
+}
+
+static int make_threads(bw24_model *m, cpu_model *s, const widths *w) {
+    s->threads = calloc((size_t)m->ctx->threads, sizeof *s->threads);
+    if (!s->threads) return bw_fail(BW24_E_MEMORY, "out of memory for %d threads", m->ctx->threads);
+    for (int t = 0; t < m->ctx->threads; t++) {
+        cpu_thread *th = &s->threads[t];
+        th->work = aligned(m, CPU_LINEAR_WORK + w->attend);
+        th->row = aligned(m, (size_t)w->buf * sizeof(float));
+        void *q = aligned(m, cpu_act_bytes(1, w->in, 0)), *f = aligned(m, cpu_act_bytes(1, w->in, 1));
+        th->act_q.mem = q;
+        th->act_f.mem = f;
+        if (!th->work || !th->row || !q || !f) return bw_fail(BW24_E_MEMORY, "out of memory for a thread's scratch");
+    }
+    return 0;
+}
+
+static int cpu_prepare_list(bw24_model *m, bw_list *l) {
+    cpu_model *s = state_of(m);
+    if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
+    if (s->steps) return bw_fail(BW24_E_UNSUPPORTED, "list %s: backend cpu runs one list a model", l->role);
+    widths w = find_widths(m, l);
+    bool quant = false, floats = false;
+    s->steps = calloc((size_t)l->plan->n_steps, sizeof *s->steps);
+    s->next = calloc((size_t)l->plan->n_steps * 2, sizeof *s->next);
+    s->rope_of = calloc((size_t)l->n_ops, sizeof *s->rope_of);
+    s->bounds = calloc((size_t)m->max_rows * (2 * BW_MAX_CLASS + 2), sizeof *s->bounds);
+    s->groups = calloc((size_t)m->max_rows + 1, sizeof *s->groups);
+    if (!s->steps || !s->next || !s->rope_of || !s->bounds || !s->groups) return bw_fail(BW24_E_MEMORY, "out of memory for a plan of %d steps", l->plan->n_steps);
+    for (int i = 0; i < l->n_ops; i++)
+        if (l->ops[i].code == BW_OP_ROPE) BW_TRY(add_rope(m, s, &l->ops[i], &s->rope_of[i]));
+    for (int i = 0; i < l->plan->n_steps; i++) {
+        BW_TRY(resolve_step(l, &l->plan->steps[i], &s->steps[i]));
+        quant |= s->steps[i].quant;
+        floats |= s->steps[i].floats;
+    }
+    BW_TRY(make_threads(m, s, &w));
+    if (quant && !(s->act_q_mem = aligned(m, cpu_act_bytes(m->max_rows, w.in, 0)))) return bw_fail(BW24_E_MEMORY, "out of memory for activations of %d rows", m->max_rows);
+    if (floats && !(s->act_f_mem = aligned(m, cpu_act_bytes(m->max_rows, w.in, 1)))) return bw_fail(BW24_E_MEMORY, "out of memory for activations of %d rows", m->max_rows);
+    return 0;
+}
+
+static void cpu_free_model(bw24_model *m) {
+    cpu_model *s = m->priv;
+    if (!s) return;
+    for (int i = 0; s->steps && m->n_lists && m->lists[0]->plan && i < m->lists[0]->plan->n_steps; i++) free(s->steps[i].mats);
+    for (int i = 0; i < s->n_ropes; i++) {
+        free(s->ropes[i].inv);
+        free(s->ropes[i].table);
+    }
+    for (int t = 0; s->threads && t < m->ctx->threads; t++) {
+        free(s->threads[t].work);
+        free(s->threads[t].row);
+        free(s->threads[t].act_q.mem);
+        free(s->threads[t].act_f.mem);
+        free(s->threads[t].pages);
+    }
+    if (s->arena) munmap(s->arena, s->arena_bytes);
+    free(s->ropes);
+    free(s->rope_of);
+    free(s->steps);
+    free(s->next);
+    free(s->bounds);
+    free(s->groups);
+    free(s->threads);
+    free(s->act_q_mem);
+    free(s->act_f_mem);
+    free(s->acc);
+    free(s);
+    m->priv = NULL;
+}
+
+static bool cpu_kv_supported(const bw_kv_desc *d) { return cpu_kv_page_bytes(d) > 0; }
+
+const bw_backend bw_backend_cpu = {
+    .name = "cpu", .kv_page_bytes = cpu_kv_page_bytes, .kv_supported = cpu_kv_supported, .open = cpu_open, .close = cpu_close,
+    .prepare_tensor = cpu_prepare_tensor, .prepare_list = cpu_prepare_list, .free_tensor = cpu_free_tensor, .free_model = cpu_free_model,
+    .forward = cpu_forward,
+};

@@ -1,0 +1,17 @@
+/* The thread pool: persistent workers that all run one function, and a barrier among them. Owns threads; knows no work. */
+#ifndef BW24_CPU_POOL_H
+#define BW24_CPU_POOL_H
+
+typedef struct cpu_pool cpu_pool;
+typedef void (*cpu_fn)(void *arg, int tid, int n_threads);
+
+/* n threads, the caller being thread 0; NULL if they cannot be started */
+cpu_pool *cpu_pool_new(int n);
+void cpu_pool_free(cpu_pool *p);
+int cpu_pool_size(const cpu_pool *p);
+/* fn(arg, tid, n) on every thread; returns when all have returned. Workers run in the numeric program's floating-point environment. */
+void cpu_pool_run(cpu_pool *p, cpu_fn fn, void *arg);
+/* all threads of the running function meet here */
+void cpu_pool_barrier(cpu_pool *p);
+
+#endif

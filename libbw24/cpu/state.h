@@ -1,0 +1,61 @@
+/* What backend "cpu" keeps per context, model and list. Private to cpu/backend.c and cpu/forward.c. */
+#ifndef BW24_CPU_STATE_H
+#define BW24_CPU_STATE_H
+
+#include "../internal.h"
+#include "attend.h"
+#include "linear.h"
+#include "pool.h"
+
+/* per context */
+typedef struct cpu_ctx { enum cpu_isa isa; cpu_pool *pool; } cpu_ctx;
+
+/* one rotation that some ROPE ops share: rows' tables are computed once a step */
+typedef struct cpu_rope_cfg {
+    int rot;
+    double base, scale;
+    const bw_tensor *ff;
+    double *inv;  /* [rot/2] inverse frequency / factor */
+    float *table; /* [max_rows][rot] cosines, sines */
+} cpu_rope_cfg;
+
+/* one step of the plan with everything resolved */
+typedef struct cpu_step {
+    cpu_mat *mats;      /* [n_lin], biases bound */
+    bool quant, floats; /* which forms of the input its matrices read */
+    int64_t tiles;      /* of all matrices; of one when a GLU joins two */
+} cpu_step;
+
+/* per thread */
+typedef struct cpu_thread {
+    void *work;         /* CPU_LINEAR_WORK and cpu_attend_work */
+    float *row;         /* one row of the widest buffer */
+    cpu_act act_q, act_f; /* one-row activations of the widest input */
+    uint8_t **pages;
+    int cap_pages;
+} cpu_thread;
+
+/* per model */
+typedef struct cpu_model {
+    uint8_t *arena;     /* all packed weights; huge pages where the system grants them */
+    size_t arena_bytes, arena_used;
+    cpu_rope_cfg *ropes;
+    int n_ropes;
+    int *rope_of;       /* [ops of the list] index into ropes or -1 */
+    cpu_step *steps;
+    cpu_thread *threads;
+    void *act_q_mem, *act_f_mem; /* shared activations, max_rows x widest input */
+    float *acc;         /* pieces of a long ATTEND shared by threads */
+    size_t acc_floats;
+    int64_t *bounds;    /* visible keys of the step's rows: lo [classes][all, want][max_rows], then hi [all, want][max_rows] */
+    int *groups;        /* starts of row groups that may be worked on apart: no two share a KV page */
+    int n_groups;
+    atomic_int *next;   /* [2 x steps] work counters */
+    atomic_int fault;   /* first op that met Inf or NaN, plus one */
+    atomic_int stop_at; /* step after which a cancelled forward ends */
+    atomic_int memory_fault;
+} cpu_model;
+
+int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
+
+#endif
