@@ -1,5 +1,6 @@
 /* Speed of cpu/linear.h: GB/s of packed weights at few rows, GMAC/s at many, beside the machine's read bandwidth and its integer peak.
  * bench_cpu_linear [threads [isa [type [cols]]]]. Prints; asserts nothing about speed. */
+#define _DEFAULT_SOURCE
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
