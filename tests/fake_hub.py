@@ -124,8 +124,8 @@ class _Handler(BaseHTTPRequestHandler):
             size = hub.listed_size.get(path, len(data))
             lfs = {"sha256": hub.listed_sha.get(path, hashlib.sha256(data).hexdigest()), "size": size, "pointerSize": 130}
             siblings.append({"rfilename": path, "size": size, "blobId": "0" * 40, **({"lfs": lfs} if path.endswith(".gguf") else {})})
-        body = json.dumps({"_id": "0" * 24, "id": repo, "modelId": repo, "sha": COMMIT, "private": False, "tags": [], "downloads": 0,
-                           "siblings": siblings}).encode()
+        body = json.dumps({"_id": "0" * 24, "id": repo, "modelId": repo, "sha": COMMIT, "private": False, "tags": [],
+                           "downloads": 0, "likes": 0, "siblings": siblings}).encode()
         return self.answer(200, body, Content_Type="application/json")
 
     def resolve(self, repo: str, rest: str) -> None:

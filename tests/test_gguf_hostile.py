@@ -52,10 +52,12 @@ class Watch:
 
 
 def load_semantic(path: Path) -> None:
-    """Open a file as a model: container, metadata, vocabulary and expected tensor shapes."""
+    """Open a file as a model: container, metadata, vocabulary, expected tensor shapes, weights, chat template."""
     from bw24.source import open_model
 
-    open_model(path)
+    with open_model(path) as model:
+        assert model.tokenizer and model.list_text() and list(model.weights())
+        assert model.chat_template is None or model.chat_template
 
 
 def assert_one_safe_line(message: str) -> None:

@@ -283,19 +283,36 @@ def test_huggingface_hubs_own_cache_is_used(fake, resolve, tmp_path):
     assert all(resolve(name, offline=True).path == e.path for name, e in entries.items() if e.path)
 
 
-def test_the_environment_reaches_huggingface_hub(fake, tmp_path):
-    """HF_ENDPOINT and HF_HUB_OFFLINE as a user sets them, in a process of its own; a terminal is absent, so no progress bar appears."""
+@pytest.fixture
+def run(fake, tmp_path):
+    """Resolve a name in a process of its own, whose environment is set as a user sets it."""
     code = "import sys; from bw24 import models; print(models.resolve(sys.argv[1], cache=sys.argv[2]).path)"
     env = os.environ | {"HF_ENDPOINT": fake.endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
 
-    def run(spec: str, **more: str):
+    def call(spec: str, **more: str):
         command = [sys.executable, "-c", code, spec, str(tmp_path / "cache")]
         return subprocess.run(command, env=env | more, capture_output=True, text=True, check=False)
 
+    return call
+
+
+def test_downloads_from_a_mirror(fake, run):
+    """HF_ENDPOINT is honoured; standard error is no terminal, so no progress bar appears."""
+    done = run(f"hf:{REPO}:Q8_0")
+    assert done.returncode == 0 and done.stderr == ""
+    assert Path(done.stdout.strip()).read_bytes() == fake.repos[REPO]["tiny-Q8_0.gguf"]
+
+
+def test_offline(fake, run):
+    """HF_HUB_OFFLINE: what is here is used, what is not is refused, and no server is asked."""
     first = run(f"hf:{REPO}:Q8_0")
-    assert first.returncode == 0 and Path(first.stdout.strip()).read_bytes() == fake.repos[REPO]["tiny-Q8_0.gguf"] and first.stderr == ""
+    before = len(fake.log)
     assert run(f"hf:{REPO}:Q8_0", HF_HUB_OFFLINE="1").stdout == first.stdout
-    assert "HF_HUB_OFFLINE" in run(f"hf:{REPO}:Q4_K_M", HF_HUB_OFFLINE="1").stderr
+    assert run(f"hf:{REPO}", HF_HUB_OFFLINE="1").stdout == first.stdout  # the only one here
+    for name in (f"hf:{REPO}:Q4_K_M", "smollm2"):
+        refused = run(name, HF_HUB_OFFLINE="1")
+        assert refused.returncode == 1 and "offline mode is on (HF_HUB_OFFLINE)" in refused.stderr
+    assert len(fake.log) == before
 
 
 # ---- remote headers ----

@@ -78,7 +78,7 @@ def auth_headers() -> dict[str, str]:
 def list_repo(repo: str, endpoint: str | None = None) -> tuple[str, list[HubFile]]:
     """(commit, GGUF files) of a repository's main branch. Errors: Refused, Unreachable."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.utils import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     # huggingface_hub's HTTP library differs between its versions; the errors' bases are the ones of the library in use
     transport = tuple(base for base in HfHubHTTPError.__mro__ if issubclass(base, Exception) and base not in (Exception, BaseException))
