@@ -24,6 +24,8 @@ class Dims:
 
     @staticmethod
     def read(hp: Params) -> Dims:
+        if experts := hp.int("expert_count", 0, low=0):
+            raise Bw24Error(f"{hp.arch}.expert_count: {experts} experts; only dense models of this architecture are supported")
         width, heads = hp.int("embedding_length"), hp.int("attention.head_count", high=1024)
         kv_heads = hp.int("attention.head_count_kv", heads, high=1024)
         head_dim = hp.int("attention.key_length", None, high=1024) or width // heads
