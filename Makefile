@@ -13,7 +13,7 @@ endif
 # ---- flags: the numeric program needs IEEE arithmetic without contraction (docs/numerics.md), so these are not a matter of taste
 NUMERIC := -ffp-contract=off -fno-fast-math
 OPT     := -O3
-CFLAGS   = -std=c11 -D_GNU_SOURCE $(OPT) $(ARCH) $(NUMERIC) -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread -Ilibbw24 -MMD -MP $(EXTRA)
+CFLAGS   = -std=c11 $(OPT) $(ARCH) $(NUMERIC) -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread -Ilibbw24 -MMD -MP $(EXTRA)
 LDLIBS  := -lm -lpthread
 C_FILES := $(wildcard libbw24/*.c libbw24/formats/*.c libbw24/ref/*.c libbw24/cpu/*.c)
 ifeq ($(MACHINE),x86_64)
@@ -79,15 +79,16 @@ $(SO): $(OBJ) $(CU_OBJ) $(BUILD)/flags
 	@if [ "$@" = py/bw24/libbw24.so ]; then cp libbw24/bw24.h py/bw24/bw24.h; fi
 
 # build/obj/flags and build/obj/revision change only when their content does; every object depends on the first, one object on the second
+# (private: flags of one object must not reach its prerequisites)
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@ $<
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(BW24_NVCC) $(NVCCFLAGS) -c -o $@ $<
-$(filter %_avx512.o,$(OBJ)): CFLAGS += $(AVX512)
-$(filter %_avxvnni.o,$(OBJ)): CFLAGS += $(AVXVNNI)
-$(BUILD)/libbw24/abi.o: CFLAGS += -DBW24_REVISION='"$(shell cat $(BUILD)/revision)"'
+$(filter %_avx512.o,$(OBJ)): private CFLAGS += $(AVX512)
+$(filter %_avxvnni.o,$(OBJ)): private CFLAGS += $(AVXVNNI)
+$(BUILD)/libbw24/abi.o: private CFLAGS += -DBW24_REVISION='"$(shell cat $(BUILD)/revision)"'
 $(BUILD)/libbw24/abi.o: $(BUILD)/revision
 
 WRITE_IF_NEW = cmp -s $@.new $@ && rm $@.new || mv $@.new $@

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def check() -> int:
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036  (this file runs before pip can say it)
         print(f"bw24 needs Python 3.10 or newer, found {sys.version.split()[0]} at {sys.executable}", file=sys.stderr)
         return 1
     in_venv = sys.prefix != sys.base_prefix

@@ -1,0 +1,101 @@
+"""The command line: `bw24 COMMAND` = `python -m bw24 COMMAND`. Owns the parser, exit codes and the form of errors; each group of
+commands has its own file (cli_text, cli_chat, cli_model, cli_check). Knows nothing of what they do.
+
+Exit codes: 0 done; 2 the request cannot be met, one line on standard error says why; 3 a gate found two results that should be equal
+and are not; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from . import cli_check, cli_model, cli_text, flags
+from .cli_common import EXIT_ERROR, EXIT_INTERRUPTED, say
+from .errors import Bw24Error
+
+DESCRIPTION = """\
+bw24 runs language models from GGUF files: fast, and exact: the same file and seed give the same bytes,
+however the work is cut.
+
+Standard output carries the result only; progress, gate line and summary go to standard error.
+"""
+
+EXAMPLES = """\
+examples:
+  bw24 gen                                       a first text from the default model, smollm2, fetched once
+  bw24 gen model.gguf -p "Why is the sky blue?"  the reply, streamed
+  git diff | bw24 gen -p - --system "Summarise"  the prompt from a pipe
+  bw24 chat hf:owner/repo:Q4_K_M                 a conversation with a model from the hub
+  bw24 info hf:owner/repo:Q4_K_M                 will it fit? reads the file's header only, downloads no weights
+  bw24 bench model.gguf                          tokens a second, after the exactness gate
+
+`bw24 COMMAND --help` explains a command. Settings can come from BW24_ variables: `bw24 flags` lists them.
+exit codes: 0 done, 2 request cannot be met (one line says why), 3 results that should be equal differ, 130 interrupted
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one line an error instead of the usage text, and no guessing of abbreviated options."""
+
+    def __init__(self, *args: object, **kwargs: object):
+        width = min(shutil.get_terminal_size().columns, 110)
+        kwargs.setdefault("formatter_class", functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=width))
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise Bw24Error(f"{message} (see {self.prog} --help)")
+
+
+class Version(argparse.Action):
+    """Prints the version when met; the library is loaded only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from .cli_model import version_line
+
+        print(version_line())
+        parser.exit()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command. `args.run` of a parsed line is the function to call."""
+    parser = Parser(prog="bw24", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("--version", action=Version, nargs=0, help="revision, ABI number and instruction set, then exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
+    for group in (cli_text, cli_model, cli_check):
+        group.add_commands(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code. Errors become one line on standard error."""
+    parser = build_parser()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the program
+    try:
+        args = parser.parse_args(argv)
+        if not args.command:
+            parser.print_help()
+            return 0
+        for line in flags.unknown_variables():
+            say(f"bw24: {line}")
+        return args.run(args)
+    except Bw24Error as error:
+        say("bw24: " + " ".join(str(error).splitlines()))
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        say("")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader, say `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MemoryError:
+        say("bw24: out of memory; a smaller --ctx, a smaller --kv format or a smaller model needs less")
+        return EXIT_ERROR

@@ -1,0 +1,157 @@
+"""What the commands share: model and engine from settings, progress, the two output streams. Knows nothing of any one command.
+
+The heavy imports stand inside the functions: `bw24 --help` loads no numpy and no library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from . import flags
+from .errors import Bw24Error
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .source import Model
+
+EXIT_OK, EXIT_ERROR, EXIT_MISMATCH, EXIT_INTERRUPTED = 0, 2, 3, 130
+ENGINE_FLAGS = ("threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
+
+
+def say(line: str) -> None:
+    """One line for the person, on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def show(text: str, limit: int = 200) -> str:
+    """Text from a file, fit for a terminal: one line, no control characters, not endless."""
+    safe = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text[:limit])
+    return safe + ("..." if len(text) > limit else "")
+
+
+def amount(n: float) -> str:
+    """Bytes as a person reads them, in decimal units: 98.4 MB."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(n) < 999.5 or unit == "TB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
+        n /= 1000
+    raise AssertionError("unreachable")
+
+
+def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, examples: str,
+                options: Iterable[str], model: bool = True) -> argparse.ArgumentParser:
+    """A subcommand with its options from the flags table. `model`: takes the model as first positional argument or -m."""
+    epilog = "examples:\n" + "".join(f"  {line}\n" for line in examples.strip().splitlines())
+    parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog)
+    names = (["model"] if model else []) + list(options)
+    if model:
+        parser.add_argument("model_position", metavar="MODEL", nargs="?", help=flags.BY_NAME["model"].help + " (default: smollm2)")
+    for title in dict.fromkeys(flags.BY_NAME[n].group for n in names):
+        section = parser.add_argument_group(title) if title else parser
+        flags.add_options(section, [n for n in names if flags.BY_NAME[n].group == title])
+    parser.set_defaults(run=lambda args: _run(args, run, names))
+    return parser
+
+
+def _run(args: argparse.Namespace, run: Callable[[argparse.Namespace], int], names: list[str]) -> int:
+    position = getattr(args, "model_position", None)
+    if position is not None and hasattr(args, "model"):
+        raise Bw24Error(f"two models named: {position!r} and -m {args.model!r}; give one")
+    args.model_given = position is not None or hasattr(args, "model")
+    if position is not None:
+        args.model = position
+    flags.settle(args, names)
+    return run(args)
+
+
+def open_model(args: argparse.Namespace) -> Model:
+    """The model that the settings name, fetched where needed; only its header is read."""
+    from . import models, source
+
+    try:
+        found = models.resolve(args.model, progress=sys.stderr.isatty(), cache=flags.environment("cache"))
+    except Bw24Error as error:
+        hint = "; a prompt goes in --prompt" if " " in args.model else ""
+        raise Bw24Error(f"{error}{hint}", error.code) from None
+    if found.note:
+        say(found.note)
+    return source.open_model(found.paths[0])
+
+
+def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of Engine, from the settings."""
+    return {name: getattr(args, name) for name in ENGINE_FLAGS}
+
+
+def open_engine(model: Model, args: argparse.Namespace, **changes: Any) -> Engine:
+    """Load the weights; says so where the context had to be less than the model's own."""
+    from .engine import Engine
+
+    with progress_bar("load", "B") as bar:
+        engine = Engine(model, progress=bar, **{**engine_settings(args), **changes})
+    if engine.note:
+        say(engine.note)
+    return engine
+
+
+@contextmanager
+def progress_bar(label: str, unit: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A function (done, total) that draws a bar on standard error, or None where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    # a bar appears only for work that takes longer than half a second
+    with tqdm(desc=label, unit=unit, unit_scale=unit == "B", delay=0.5, leave=False, file=sys.stderr) as bar:
+
+        def update(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield update
+
+
+def write(text: str) -> None:
+    """A piece of the result, on standard output, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def write_json(value: dict[str, Any]) -> None:
+    """The one object that ends a --json run."""
+    write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def read_text(path: str) -> str:
+    """A UTF-8 text file, or standard input for `-`. Bw24Error names the file and what is wrong."""
+    try:
+        if path == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8")
+    except OSError as error:
+        raise Bw24Error(f"{show(path)}: cannot read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        name = "standard input" if path == "-" else show(path)
+        raise Bw24Error(f"{name}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at {error.start}") from None
+    except ValueError as error:
+        raise Bw24Error(f"{show(path)}: cannot read: {error}") from None
+
+
+def read_ids(path: str) -> list[int]:
+    """Token ids from a file: a JSON array, or numbers with blanks or commas between."""
+    text = read_text(path)
+    try:
+        values = json.loads(text) if text.lstrip().startswith("[") else [int(word) for word in text.replace(",", " ").split()]
+        if not isinstance(values, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+            raise ValueError
+    except (ValueError, RecursionError):
+        wanted = "a JSON array or whole numbers with blanks between"
+        raise Bw24Error(f"{show(path)}: expected token ids, {wanted}, found {show(text, 40)!r}") from None
+    return values

@@ -1,0 +1,303 @@
+"""Exactness gates: the same rows computed two ways must have the same bits. Knows engines, sequences and logits; knows no text and no file.
+
+`verify_prefill` runs before every reply. `equalities` runs the whole list for `bw24 gate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import sampling
+from .errors import Bw24Error
+from .generate import Progress, prefill
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .engine import Sequence as Timeline
+
+Factory = Callable[..., "Engine"]  # makes an engine; keyword arguments override the settings in force
+
+REPLAYED_ROWS = 8  # of the prompt, run again as decode before each reply: enough to cross a block of rows, and a few milliseconds each
+UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
+PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
+ISAS = ("portable", "avx2", "avxvnni", "avx512vnni")
+KV_FORMATS = ("f32", "f16", "q8_0", "q5_1")
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two f32 arrays have the same shape and the same bytes, signs of zero included."""
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def maxdiff(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest |a - b| of two arrays of one shape."""
+    return float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0.0))
+
+
+@dataclass
+class PrefillCheck:
+    """The last rows of a prompt, as prefill and as decode. `seq` stands after the prompt, `logits` f32 [vocab] are its last row's."""
+
+    prefill_argmax: int
+    decode_argmax: int
+    difference: float
+    match: bool
+    rows: int
+    seq: Timeline
+    logits: np.ndarray
+    prompt_seconds: float  # of the prompt's own pass
+
+    def line(self) -> str:
+        """The gate line."""
+        verdict = "MATCH" if self.match else "MISMATCH"
+        picks = f"argmax={self.prefill_argmax} decode argmax={self.decode_argmax}"
+        return f"verify-prefill {picks} logit maxdiff={self.difference:.3e} {verdict}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The gate's part of a JSON report."""
+        return {
+            "prefill_argmax": self.prefill_argmax, "decode_argmax": self.decode_argmax, "maxdiff": self.difference, "rows": self.rows,
+            "match": self.match,
+        }
+
+
+def verify_prefill(engine: Engine, ids: Sequence[int], seq: Timeline | None = None, progress: Progress | None = None) -> PrefillCheck:
+    """Append a prompt to `seq` (default: a new one), then run its last rows (at most 8) again one by one and compare all their logits.
+
+    The second run works on a fork, taken back to before those rows, so `seq` is left as the prompt left it.
+    """
+    seq = seq or engine.sequence()
+    started = time.perf_counter()
+    first = prefill(engine, seq, ids, min(REPLAYED_ROWS, len(ids), engine.max_rows), progress)
+    seconds = time.perf_counter() - started
+    rows, start = len(first), seq.pos - len(ids)
+    with contextlib.closing(seq.fork()) as fork:
+        at = fork.truncate(seq.pos - rows) - start  # a state that cannot be cut exactly there comes back to an earlier point
+        again = [fork.decode(token) for token in ids[max(at, 0):]][-rows:] if at >= 0 else []
+    if not again:
+        raise Bw24Error(f"gate: the sequence cannot go back {rows} tokens from {seq.pos}")
+    second = np.stack(again)
+    return PrefillCheck(
+        int(first[-1].argmax()), int(second[-1].argmax()), maxdiff(first, second), same_bits(first, second), rows, seq, first[-1], seconds
+    )
+
+
+# ---- the whole list
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One equality: PASS, FAIL or SKIP, and what was compared, the first difference, or why it was skipped."""
+
+    status: str
+    name: str
+    detail: str
+
+    def line(self) -> str:
+        """As `bw24 gate` prints it."""
+        return f"SKIP({self.detail}) {self.name}" if self.status == SKIP else f"{self.status} {self.name}: {self.detail}"
+
+
+def run_rows(engine: Engine, ids: Sequence[int], width: int, seq: Timeline | None = None) -> np.ndarray:
+    """Logits f32 [len(ids), vocab] of tokens appended `width` at a time (or as many as a step takes)."""
+    own = seq is None
+    seq = engine.sequence() if seq is None else seq
+    width = min(width, engine.max_rows)
+    try:
+        return np.concatenate([engine.step([(seq, t, True) for t in ids[i : i + width]]) for i in range(0, len(ids), width)])
+    finally:
+        if own:
+            seq.close()
+
+
+def compare(expected: np.ndarray, found: np.ndarray) -> str | None:
+    """None where the bits agree, else the first row that differs and the largest difference."""
+    if same_bits(expected, found):
+        return None
+    if expected.shape != found.shape:
+        return f"expected rows of shape {expected.shape}, found {found.shape}"
+    rows = np.nonzero((expected.view(np.uint32) != found.view(np.uint32)).any(axis=1))[0]
+    return f"{len(rows)} of {len(expected)} rows differ, the first is {rows[0]}, maxdiff={maxdiff(expected, found):.3e}"
+
+
+@contextlib.contextmanager
+def foreign_float_environment() -> Iterator[None]:
+    """Round up, flush subnormals to zero: what a host program may have set in the calling thread. x86-64 with glibc's fenv_t."""
+    libm = ctypes.CDLL("libm.so.6")
+    saved, changed = ctypes.create_string_buffer(32), ctypes.create_string_buffer(32)
+    libm.fegetenv(saved)
+    libm.fegetenv(changed)
+    control = int.from_bytes(changed.raw[28:32], "little")  # MXCSR: bit 15 FTZ, bit 6 DAZ, bits 13-14 rounding (2: up)
+    control = (control & ~0x6000) | 0x8000 | 0x0040 | 0x4000
+    changed[28:32] = control.to_bytes(4, "little")
+    libm.fesetenv(changed)
+    try:
+        yield
+    finally:
+        libm.fesetenv(saved)
+
+
+def sampled(engine: Engine, ids: Sequence[int], seed: int, count: int, width: int) -> list[int]:
+    """`count` sampled tokens after a prompt that is appended `width` at a time."""
+    params = sampling.SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=seed)
+    with contextlib.closing(engine.sequence()) as seq:
+        logits, history = run_rows(engine, ids, width, seq)[-1], list(ids)
+        for _ in range(count):
+            history.append(sampling.sample(logits, params, history, seq.pos))
+            logits = seq.decode(history[-1])
+    return history[len(ids):]
+
+
+class Equalities:
+    """Runs each equality on one model. `ids` is the prompt; `full` adds the slow arms; `factory` makes engines."""
+
+    def __init__(self, factory: Factory, ids: Sequence[int], full: bool = False):
+        self.factory, self.ids, self.full = factory, list(ids), full
+        self.slow_ids = self.ids if full else self.ids[:12]  # rows for arms without SIMD
+        self.engine = factory()
+        self.base = run_rows(self.engine, self.ids, len(self.ids))
+        self._reference: np.ndarray | None = None
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def run(self) -> Iterator[Verdict]:
+        """Every equality in turn."""
+        for name, arm in self.arms():
+            try:
+                problem, detail = arm()
+                yield Verdict(FAIL if problem else PASS, name, problem or detail)
+            except Bw24Error as error:
+                yield Verdict(SKIP if error.code == UNSUPPORTED else FAIL, name, str(error))
+
+    def arms(self) -> Iterator[tuple[str, Callable[[], tuple[str | None, str]]]]:
+        """(name, function that gives (problem or None, what was compared))."""
+        yield "prefill = decode", lambda: self.same_rows(self.engine, 1)
+        for width in (7, 32, 100):
+            yield f"prompt cut into {width} = whole", lambda width=width: self.same_rows(self.engine, width)
+        yield "rows 1..32 = whole", self.every_width
+        yield "two sequences in one step = each alone", self.interleaved
+        yield "fork and go back = straight on", self.fork_and_truncate
+        yield "seeded sampling repeats, whatever the cut", self.sampling_repeats
+        yield "caller's float environment (round up, flush to zero) = default", self.float_environment
+        for threads in (1, 2):
+            yield f"threads {threads} = default", lambda threads=threads: self.same_rows_with(self.ids, threads=threads)
+        yield "not fused = fused", lambda: self.same_rows_with(self.ids, fuse=False)
+        yield "not repacked = repacked", lambda: self.same_rows_with(self.slow_ids, repack=False)
+        yield "backend = ref", lambda: (compare(self.reference(), self.base[: len(self.slow_ids)]), self.counted(len(self.slow_ids)))
+        for isa in ISAS:
+            yield f"isa {isa} = ref", lambda isa=isa: self.isa(isa)
+        for kv in KV_FORMATS:
+            yield f"KV {kv}: prefill = decode", lambda kv=kv: self.kv(kv)
+        if self.full:
+            yield "long prompt, past the sliding window: cut into 100 = whole", self.long_prompt
+
+    def counted(self, rows: int) -> str:
+        return f"{rows} rows, bit-equal"
+
+    def same_rows(self, engine: Engine, width: int) -> tuple[str | None, str]:
+        return compare(self.base, run_rows(engine, self.ids, width)), self.counted(len(self.ids))
+
+    def same_rows_with(self, ids: Sequence[int], **changes: Any) -> tuple[str | None, str]:
+        with self.factory(**changes) as engine:
+            return compare(self.base[: len(ids)], run_rows(engine, ids, len(ids))), self.counted(len(ids))
+
+    def every_width(self) -> tuple[str | None, str]:
+        widths = range(1, min(32, len(self.ids) - 1, self.engine.max_rows) + 1)
+        begin = len(self.ids) - widths[-1]
+        with contextlib.closing(self.engine.sequence()) as seq:
+            run_rows(self.engine, self.ids[:begin], begin, seq)
+            for width in widths:
+                with contextlib.closing(seq.fork()) as fork:
+                    found = run_rows(self.engine, self.ids[begin : begin + width], width, fork)
+                problem = compare(self.base[begin : begin + width], found)
+                if problem:
+                    return f"{width} rows in one step: {problem}", ""
+        return None, f"{len(widths)} widths, bit-equal"
+
+    def interleaved(self) -> tuple[str | None, str]:
+        """Two timelines of different length, in steps of 1 to 5 rows of each."""
+        half = len(self.ids) // 2
+        sides = [self.ids, self.ids[::-1][:half]]
+        alone = [self.base, run_rows(self.engine, sides[1], half)]
+        seqs, found = [self.engine.sequence(), self.engine.sequence()], [[], []]
+        at, turn = [0, 0], 0
+        while any(at[s] < len(sides[s]) for s in (0, 1)):
+            rows = []
+            for s in (0, 1) if turn % 2 else (1, 0):
+                part = sides[s][at[s] : at[s] + 1 + (turn + 2 * s) % 5]
+                rows += [(seqs[s], token, True) for token in part]
+                at[s] += len(part)
+            logits = self.engine.step(rows)
+            for row, (seq, _, _) in zip(logits, rows, strict=True):
+                found[seqs.index(seq)].append(row)
+            turn += 1
+        for seq in seqs:
+            seq.close()
+        problems = [compare(alone[s], np.stack(found[s])) for s in (0, 1)]
+        return next((f"sequence {s}: {p}" for s, p in enumerate(problems) if p), None), f"{at[0] + at[1]} rows in {turn} steps, bit-equal"
+
+    def fork_and_truncate(self) -> tuple[str | None, str]:
+        """Wrong tokens appended to a fork, then taken back: both timelines go on as if nothing had been."""
+        cut = len(self.ids) - min(16, len(self.ids) // 2)
+        with contextlib.closing(self.engine.sequence()) as seq:
+            run_rows(self.engine, self.ids[:cut], cut, seq)
+            with contextlib.closing(seq.fork()) as fork:
+                run_rows(self.engine, self.ids[:5], 5, fork)
+                back = fork.truncate(cut)
+                found = run_rows(self.engine, self.ids[back:], 3, fork)
+            original = run_rows(self.engine, self.ids[cut:], 4, seq)
+        problem = compare(self.base[back:], found) or compare(self.base[cut:], original)
+        return problem, self.counted(len(found) + len(original))
+
+    def sampling_repeats(self) -> tuple[str | None, str]:
+        count = 24 if len(self.ids) > 24 else 4
+        ids = self.ids[: len(self.ids) - count] if len(self.ids) > count else self.ids
+        runs = [sampled(self.engine, ids, 7, count, width) for width in (len(ids), len(ids), 7)]
+        problem = None if runs[0] == runs[1] == runs[2] else f"seed 7 gave {runs[0][:8]}.., {runs[1][:8]}.., {runs[2][:8]}.."
+        return problem, f"{count} tokens, three runs"
+
+    def float_environment(self) -> tuple[str | None, str]:
+        if platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
+            raise Bw24Error(f"the control register is known on x86_64 with glibc, found {platform.machine()}", UNSUPPORTED)
+        with contextlib.closing(self.engine.sequence()) as seq:
+            with foreign_float_environment():
+                found = self.engine.step([(seq, token, True) for token in self.ids[: self.engine.max_rows]])
+        return compare(self.base[: len(found)], found), self.counted(len(found))
+
+    def reference(self) -> np.ndarray:
+        """The plain C reference's rows of slow_ids."""
+        if self._reference is None:
+            with self.factory(backend="ref", isa=None) as engine:
+                self._reference = run_rows(engine, self.slow_ids, len(self.slow_ids))
+        return self._reference
+
+    def isa(self, isa: str) -> tuple[str | None, str]:
+        with self.factory(backend="cpu", isa=isa) as engine:
+            found = run_rows(engine, self.slow_ids, len(self.slow_ids))
+        return compare(self.reference(), found), self.counted(len(self.slow_ids))
+
+    def kv(self, kv: str) -> tuple[str | None, str]:
+        with self.factory(kv=kv) as engine:
+            whole = run_rows(engine, self.ids, len(self.ids))
+            return compare(whole, run_rows(engine, self.ids, 1)), self.counted(len(self.ids))
+
+    def long_prompt(self) -> tuple[str | None, str]:
+        """Longer than any sliding window of the supported models (1024), where the context allows; the last 8 rows are compared."""
+        n = min(1400, self.engine.ctx - 1)
+        ids = (self.ids * (n // len(self.ids) + 1))[:n]
+        tails = []
+        for width in (self.engine.max_rows, 100):
+            with contextlib.closing(self.engine.sequence()) as seq:
+                for i in range(0, n - 8, width):
+                    prefill(self.engine, seq, ids[i : min(i + width, n - 8)])
+                tails.append(run_rows(self.engine, ids[n - 8 :], 8, seq))
+        return compare(tails[0], tails[1]), f"the last 8 of {n} rows, bit-equal"
