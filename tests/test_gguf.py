@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+
 from bw24.errors import Bw24Error
 from bw24.gguf import GGUFWriter, get, open_gguf
 from bw24.gguf_types import TYPES, quote
@@ -269,23 +272,19 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, error):
 
 
 def test_a_full_disk_is_one_line(tmp_path):
-    """RLIMIT_FSIZE makes the write fail as a full disk would (in a child, whose limit it is)."""
-    import resource
-    import signal
-
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            with GGUFWriter(tmp_path / "m.gguf") as w:
-                w.add_tensor("t", "F32", (1 << 20,), lambda: [bytes(4 << 20)])
-        except Bw24Error as failure:
-            os._exit(0 if "cannot write" in str(failure) and not os.listdir(tmp_path) else 2)
-        except BaseException:
-            os._exit(3)
-        os._exit(4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """RLIMIT_FSIZE makes the write fail as a full disk would (in a process of its own, whose limit it is)."""
+    code = """if True:
+        import resource, signal, sys
+        from bw24.gguf import GGUFWriter
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        with GGUFWriter(sys.argv[1]) as w:
+            w.add_tensor("t", "F32", (1 << 20,), lambda: [bytes(4 << 20)])
+    """
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.gguf")], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("m.gguf: cannot write: File too large")
+    assert not os.listdir(tmp_path)
 
 
 def test_a_large_vocabulary_opens_quickly(tmp_path):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from bw24.errors import Bw24Error
 from bw24.gguf import MAX_ALIGNMENT, GGUFWriter, open_gguf, parse_header
 from fuzz_gguf import BytesSource, fuzz

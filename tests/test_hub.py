@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from bw24 import download, hub, models, wheel
 from bw24.errors import Bw24Error
 from bw24.gguf import GGUFWriter, open_gguf
