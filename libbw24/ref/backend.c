@@ -8,6 +8,9 @@
 #include "attend.h"
 #include "dot.h"
 #include "elementwise.h"
+#include "linear.h"
+
+enum { BLOCK_FROM = 3, LINEAR_CHUNK = 1024 /* weight rows between two looks at the cancel flag */ };
 
 /* what one op works on */
 typedef struct ref_run {
@@ -25,6 +28,10 @@ static float *row_of(const ref_run *r, int buf, int i) {
     return base + (int64_t)i * r->l->bufs[buf].width;
 }
 
+static int cancelled(const ref_run *r) {
+    return atomic_load_explicit(&r->m->ctx->cancel, memory_order_relaxed) ? bw_fail(BW24_E_CANCELLED, "cancelled") : 0;
+}
+
 static void do_embed(const ref_run *r, const bw_op *op, int i) {
     const bw_tensor *w = op->w[0];
     float *y = row_of(r, op->buf[0], i);
@@ -33,19 +40,50 @@ static void do_embed(const ref_run *r, const bw_op *op, int i) {
     ref_scale(y, (float)op->f[0], y, w->ne[0]);
 }
 
-static int do_linear(const ref_run *r, const bw_op *op, int i) {
+/* products of few rows: dot.c's loops as they stand */
+static int linear_by_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int floats) {
     const bw_tensor *w = op->w[0];
-    const float *x = row_of(r, op->buf[1], i);
-    float *y = row_of(r, op->buf[0], i);
-    bool floats = r->m->ctx->float_act || w->type->form == BW_FLOAT;
-    int64_t stride = bw_row_bytes(w->type, w->ne[0]);
-    if (!floats && ref_quant_row(x, w->ne[0], r->aq, r->ad)) return BW24_E_NUMERIC;
-    for (int64_t j = 0; j < w->ne[1]; j++) {
-        const uint8_t *row = w->data + j * stride;
-        float v = floats ? ref_dot_row_f32(w->type, row, w->ne[0], x) : ref_dot_row(w->type, row, w->ne[0], r->aq, r->ad);
-        if (w->scale != 1.0f) v = v * w->scale;
-        if (op->w[1]) v = v + op->w[1]->dense[j];
-        y[j] = v;
+    int64_t cols = w->ne[0], stride = bw_row_bytes(w->type, cols);
+    int rc = 0;
+    for (int i = 0; i < rows->n; i++) {
+        const float *x = row_of(r, op->buf[1], i);
+        float *y = row_of(r, op->buf[0], i);
+        if (!floats && ref_quant_row(x, cols, r->aq, r->ad)) return BW24_E_NUMERIC;
+        for (int64_t j = 0; j < w->ne[1] && !rc; j++) {
+            const uint8_t *row = w->data + j * stride;
+            y[j] = floats ? ref_dot_row_f32(w->type, row, cols, x) : ref_dot_row(w->type, row, cols, r->aq, r->ad);
+            if (j % LINEAR_CHUNK == 0) rc = cancelled(r);
+        }
+    }
+    return rc;
+}
+
+/* products of many rows: the same sums, several rows at a time */
+static int linear_by_block(const ref_run *r, const bw_op *op, const bw_rowset *rows, int floats) {
+    const bw_tensor *w = op->w[0];
+    ref_acts a;
+    int rc = ref_acts_init(&a, row_of(r, op->buf[1], 0), rows->n, w->ne[0], floats);
+    if (rc) rc = rc < 0 ? BW24_E_NUMERIC : bw_fail(BW24_E_MEMORY, "out of memory for %d activation rows", rows->n);
+    for (int64_t j = 0; j < w->ne[1] && !rc; j += LINEAR_CHUNK) {
+        int64_t end = j + LINEAR_CHUNK < w->ne[1] ? j + LINEAR_CHUNK : w->ne[1];
+        ref_linear_rows(&a, w->type, w->data, j, end, row_of(r, op->buf[0], 0), w->ne[1]);
+        rc = cancelled(r);
+    }
+    ref_acts_free(&a);
+    return rc;
+}
+
+static int do_linear(const ref_run *r, const bw_op *op, const bw_rowset *rows) {
+    const bw_tensor *w = op->w[0];
+    const float *bias = op->w[1] ? op->w[1]->dense : NULL;
+    int floats = r->m->ctx->float_act || w->type->form == BW_FLOAT;
+    BW_TRY(rows->n < BLOCK_FROM ? linear_by_row(r, op, rows, floats) : linear_by_block(r, op, rows, floats));
+    for (int i = 0; i < rows->n; i++) {
+        float *y = row_of(r, op->buf[0], i);
+        for (int64_t j = 0; j < w->ne[1]; j++) {
+            if (w->scale != 1.0f) y[j] = y[j] * w->scale;
+            if (bias) y[j] = y[j] + bias[j];
+        }
     }
     return 0;
 }
@@ -96,7 +134,6 @@ static int do_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int 
     switch (op->code) {
     case BW_OP_EMBED: do_embed(r, op, i); break;
     case BW_OP_NORM: do_norm(r, op, i); break;
-    case BW_OP_LINEAR: return do_linear(r, op, i);
     case BW_OP_ADD: ref_add(b[1], b[2], b[0], n); break;
     case BW_OP_SCALE: ref_scale(b[1], (float)op->f[0], b[0], n); break;
     case BW_OP_GLU: ref_glu((enum bw_act)op->i[0], b[1], b[2], b[0], n); break;
@@ -133,11 +170,12 @@ static int ref_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logi
     for (int o = 0; o < l->n_ops && !rc; o++) {
         const bw_op *op = &l->ops[o];
         const bw_rowset *rows = bw_rows_of(l, b, op->buf[0]);
-        for (int i = 0; i < rows->n && !rc; i++) {
-            if (atomic_load_explicit(&m->ctx->cancel, memory_order_relaxed)) rc = bw_fail(BW24_E_CANCELLED, "cancelled");
-            else rc = do_row(&r, op, rows, i);
-            if (rc == BW24_E_NUMERIC) numeric_fault(l, o);
+        if (op->code == BW_OP_LINEAR) rc = do_linear(&r, op, rows);
+        for (int i = 0; i < rows->n && !rc && op->code != BW_OP_LINEAR; i++) {
+            rc = cancelled(&r);
+            if (!rc) rc = do_row(&r, op, rows, i);
         }
+        if (rc == BW24_E_NUMERIC) numeric_fault(l, o);
     }
     if (!rc) rc = check_logits(&r);
     free(r.aq);
