@@ -9,7 +9,7 @@ import numpy as np
 from bw24.gguf import GGUFWriter
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-VOCAB = 256 + len(SPECIALS)
+VOCAB = 256 + 1 + len(SPECIALS)  # the bytes, "th", the special tokens
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -49,11 +49,11 @@ def write_tiny(path: Path, *, arch: str = "llama", context: int = 320, template:
         if tokenizer:
             w.add("tokenizer.ggml.model", "gpt2")
             w.add("tokenizer.ggml.pre", "smollm")
-            w.add("tokenizer.ggml.tokens", byte_texts() + list(SPECIALS))
-            w.add("tokenizer.ggml.token_type", [1] * 256 + [3] * len(SPECIALS), "i32")
-            w.add("tokenizer.ggml.merges", ["a b"])
-            w.add("tokenizer.ggml.eos_token_id", 258)
-            w.add("tokenizer.ggml.bos_token_id", 256)
+            w.add("tokenizer.ggml.tokens", byte_texts() + ["th", *SPECIALS])
+            w.add("tokenizer.ggml.token_type", [1] * 257 + [3] * len(SPECIALS), "i32")
+            w.add("tokenizer.ggml.merges", ["t h"])
+            w.add("tokenizer.ggml.eos_token_id", 259)
+            w.add("tokenizer.ggml.bos_token_id", 257)
             w.add("tokenizer.ggml.add_bos_token", False)
         if template and tokenizer:
             w.add("tokenizer.chat_template", template)

@@ -145,9 +145,11 @@ def check_ids(ids: list[int], n_vocab: int) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """SamplingParams from the settings; Bw24Error for a malformed --logit-bias."""
+    """SamplingParams from the settings; Bw24Error for a malformed --logit-bias or --stop."""
     from .sampling import SamplingParams
 
+    if "" in args.stop:
+        raise Bw24Error("--stop: expected a text of at least one character, found ''")
     bias = {}
     for item in args.logit_bias:
         token, _, value = item.partition("=")

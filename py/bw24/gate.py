@@ -138,6 +138,8 @@ def foreign_float_environment() -> Iterator[None]:
     control = int.from_bytes(changed.raw[28:32], "little")  # MXCSR: bit 15 FTZ, bit 6 DAZ, bits 13-14 rounding (2: up)
     control = (control & ~0x6000) | 0x8000 | 0x0040 | 0x4000
     changed[28:32] = control.to_bytes(4, "little")
+    x87 = (int.from_bytes(changed.raw[0:2], "little") & ~0x0C00) | 0x0800  # bits 10-11 rounding (2: up)
+    changed[0:2] = x87.to_bytes(2, "little")
     libm.fesetenv(changed)
     try:
         yield
