@@ -143,7 +143,8 @@ int bw24_dequantize(int32_t type, const void *src, float *dst, int64_t n);
 int bw24_quantize(int32_t type, const float *src, void *dst, int64_t n);
 int bw24_type_info(int32_t index, bw24_type_facts *out);  /* BW24_E_ARG past the end */
 int bw24_op_info(int32_t index, bw24_op_facts *out);
-int bw24_check(bw24_ctx *ctx, bw24_model *model, int32_t index, bw24_check_result *out); /* case `index`; BW24_E_ARG past the end */
+/* kernel-check, case `index`; -1 returns the number of cases; BW24_E_ARG past the end */
+int bw24_check(bw24_ctx *ctx, bw24_model *model, int32_t index, bw24_check_result *out);
 int bw24_probe(bw24_ctx *ctx, double *read_gbps, double *copy_gbps);
 /* the numeric program's scalar functions, for tests: name is "exp", "exp2", "silu", "gelu", "tanh", "sigmoid", "softplus" */
 int bw24_canon(const char *name, const float *x, float *y, int64_t n);

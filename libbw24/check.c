@@ -23,7 +23,8 @@ void check_name(check_case *c, const char *fmt, ...) {
     va_start(ap, fmt);
     int n = vsnprintf(c->out->name, sizeof c->out->name, fmt, ap);
     va_end(ap);
-    if (n >= 0 && n < (int)sizeof c->out->name) snprintf(c->out->name + n, sizeof c->out->name - (size_t)n, "; %s %s", c->ctx->backend->name, c->ctx->isa_name);
+    if (n >= 0 && n < (int)sizeof c->out->name)
+        snprintf(c->out->name + n, sizeof c->out->name - (size_t)n, "; %s %s", c->ctx->backend->name, c->ctx->isa_name);
 }
 
 int check_line(check_case *c, const char *fmt, ...) {
@@ -41,13 +42,15 @@ int check_end(check_case *c, const char *y, int64_t width) {
 }
 
 int bw24_check(bw24_ctx *ctx, bw24_model *model, int32_t index, bw24_check_result *out) {
-    if (!ctx || !out || out->size != sizeof *out) return bw_fail(BW24_E_ARG, "bw24_check: NULL argument, or a result of size %u", out ? out->size : 0);
+    if (!ctx || !out || out->size != sizeof *out)
+        return bw_fail(BW24_E_ARG, "bw24_check: NULL argument, or a result of size %u", out ? out->size : 0);
     if (model && !model->prepared) return bw_fail(BW24_E_ARG, "bw24_check: the model is not prepared");
     check_case c = {.ctx = ctx, .model = model, .out = out, .state = 1 + (uint64_t)(uint32_t)index};
-    int g = 0, i = index;
-    if (i < 0) return bw_fail(BW24_E_ARG, "bw24_check: case %d", index);
-    while (g < N_GENERATORS && i >= generators[g]->count(&c)) i -= generators[g++]->count(&c);
-    if (g == N_GENERATORS) return bw_fail(BW24_E_ARG, "bw24_check: there is no case %d", index);
+    int g = 0, i = index, total = 0;
+    for (int k = 0; k < N_GENERATORS; k++) total += generators[k]->count(&c);
+    if (index == -1) return total;
+    if (index < 0 || index >= total) return bw_fail(BW24_E_ARG, "bw24_check: case %d is outside 0..%d", index, total - 1);
+    while (i >= generators[g]->count(&c)) i -= generators[g++]->count(&c);
     memset(out->name, 0, sizeof out->name);
     memset(out->detail, 0, sizeof out->detail);
     out->status = 0;

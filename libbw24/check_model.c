@@ -8,7 +8,8 @@ static bool same_shape(const bw_list *l, const bw_op *a, const bw_op *b) {
     if (a->code != b->code) return false;
     const bw_tensor *x = a->w[0], *y = b->w[0];
     switch (a->code) {
-    case BW_OP_LINEAR: return x->type == y->type && x->ne[0] == y->ne[0] && x->ne[1] == y->ne[1] && (x->scale == 1.0f) == (y->scale == 1.0f);
+    case BW_OP_LINEAR:
+        return x->type == y->type && x->ne[0] == y->ne[0] && x->ne[1] == y->ne[1] && (x->scale == 1.0f) == (y->scale == 1.0f);
     case BW_OP_NORM: return l->bufs[a->buf[0]].width == l->bufs[b->buf[0]].width && a->i[0] == b->i[0] && a->i[1] == b->i[1] && !x == !y;
     case BW_OP_ATTEND: {
         const bw_kv *p = &l->kvs[a->kv], *q = &l->kvs[b->kv];
@@ -64,7 +65,8 @@ static int make_norm(check_case *c, const bw_list *l, const bw_op *op) {
     check_name(c, "NORM %d heads of %lld of the model", op->i[0], (long long)n);
     if (!check_input(c, "x", width)) return memory();
     if (op->w[0]) c->tensors[c->n_tensors++] = (check_tensor){"w", op->w[0]->type, {n, 1}, op->w[0]->data, 1.0f};
-    BW_TRY(check_line(c, "BUF y %lld\nNORM y=y x=x %s heads=%d eps=%.17g kind=%s", (long long)width, op->w[0] ? "w=w" : "", op->i[0], op->f[0], op->i[1] ? "l2" : "rms"));
+    BW_TRY(check_line(c, "BUF y %lld\nNORM y=y x=x %s heads=%d eps=%.17g kind=%s", (long long)width, op->w[0] ? "w=w" : "", op->i[0],
+                      op->f[0], op->i[1] ? "l2" : "rms"));
     c->rows[c->n_steps++] = 1;
     c->rows[c->n_steps++] = 33;
     return check_end(c, "y", width);
@@ -80,7 +82,8 @@ static int make_attend(check_case *c, const bw_list *l, const bw_op *op) {
         if (!strcmp(d->kt->name, names[i][0])) k = names[i][1];
         if (!strcmp(d->vt->name, names[i][0])) v = names[i][1];
     }
-    check_name(c, "KV_APPEND, ATTEND %s/%s %d/%d heads of %d, window %lld of the model", d->kt->name, d->vt->name, op->i[0], d->heads, d->dim, (long long)kv->window);
+    check_name(c, "KV_APPEND, ATTEND %s/%s %d/%d heads of %d, window %lld of the model", d->kt->name, d->vt->name, op->i[0], d->heads,
+               d->dim, (long long)kv->window);
     if (!k || !v) return check_skip(c, "a KV format that cannot be asked for by name");
     strcat(strcat(strcpy(formats, k), "/"), v);
     c->kv = formats;
@@ -88,7 +91,8 @@ static int make_attend(check_case *c, const bw_list *l, const bw_op *op) {
     BW_TRY(check_line(c, "KV cache heads=%d dim=%d window=%lld", d->heads, d->dim, (long long)kv->window));
     int64_t q = (int64_t)op->i[0] * d->dim, each = (int64_t)d->heads * d->dim;
     if (!check_input(c, "q", q) || !check_input(c, "k", each) || !check_input(c, "v", each)) return memory();
-    BW_TRY(check_line(c, "BUF y %lld\nKV_APPEND k=k v=v kv=cache\nATTEND y=y q=q kv=cache heads=%d scale=%.17g", (long long)q, op->i[0], op->f[0]));
+    BW_TRY(check_line(c, "BUF y %lld\nKV_APPEND k=k v=v kv=cache\nATTEND y=y q=q kv=cache heads=%d scale=%.17g", (long long)q, op->i[0],
+                      op->f[0]));
     c->rows[c->n_steps++] = (int)past;
     c->rows[c->n_steps++] = 1;
     c->rows[c->n_steps++] = 9;

@@ -26,18 +26,22 @@ static void *tensor(check_case *c, const char *name, const char *type, int64_t n
 static const int widths[] = {1, 31, 32, 33, 255, 256, 257, 576, 640, 1536, 5120, 17408};
 typedef struct rope_shape { int heads, dim, rot, norm; double base, scale; int64_t pos; bool factors; } rope_shape;
 static const rope_shape ropes[] = {
-    {1, 2, 2, 0, 10000, 1, 0, 0}, {3, 31 * 2, 62, 0, 10000, 1, 0, 0},   {9, 64, 64, 1, 100000, 1, 511, 0},   {4, 256, 256, 0, 1000000, 0.125, 4095, 0},
-    {2, 80, 20, 0, 500000, 1, 131071, 0}, {3, 48, 48, 1, 500000, 1, 77, 1}, {5, 96, 34, 1, 10000, 1, 1000000, 1},
+    {1, 2, 2, 0, 10000, 1, 0, 0},         {3, 31 * 2, 62, 0, 10000, 1, 0, 0},
+    {9, 64, 64, 1, 100000, 1, 511, 0},    {4, 256, 256, 0, 1000000, 0.125, 4095, 0},
+    {2, 80, 20, 0, 500000, 1, 131071, 0}, {3, 48, 48, 1, 500000, 1, 77, 1},
+    {5, 96, 34, 1, 10000, 1, 1000000, 1},
 };
 enum { KINDS = 10 };
-static const char *const kind_ops[KINDS] = {"NORM weight", "NORM plain", "NORM l2", "NORM 2 heads", "GLU silu", "GLU gelu", "ADD", "SCALE", "SOFTCAP", "PICK_ROWS"};
+static const char *const kind_ops[KINDS] = {"NORM weight", "NORM plain", "NORM l2", "NORM 2 heads", "GLU silu",
+                                            "GLU gelu",    "ADD",        "SCALE",   "SOFTCAP",      "PICK_ROWS"};
 
 static int make_norm(check_case *c, int kind, int64_t n) {
     int heads = kind == 3 ? 2 : 1;
     if (!check_input(c, "x", n * heads)) return memory();
     if (kind != 1 && !tensor(c, "w", "F32", n, 1, 1.0f, 4.0f)) return memory();
     BW_TRY(check_line(c, "BUF y %lld", (long long)(n * heads)));
-    BW_TRY(check_line(c, "NORM y=y x=x %s heads=%d eps=%s kind=%s", kind == 1 ? "" : "w=w", heads, kind == 2 ? "1e-12" : "1e-06", kind == 2 ? "l2" : "rms"));
+    BW_TRY(check_line(c, "NORM y=y x=x %s heads=%d eps=%s kind=%s", kind == 1 ? "" : "w=w", heads, kind == 2 ? "1e-12" : "1e-06",
+                      kind == 2 ? "l2" : "rms"));
     return check_end(c, "y", n * heads);
 }
 
@@ -111,7 +115,9 @@ static int make_linear(check_case *c, const bw_type_info *t, shape s) {
 
 static int make_residual(check_case *c, const bw_type_info *t) {
     check_name(c, "LINEAR %s 33x512 x scale + bias, then ADD", t->name);
-    if (!check_input(c, "x", 512) || !check_input(c, "r", 33) || !tensor(c, "w", t->name, 512, 33, 0.37f, 1e3f) || !tensor(c, "b", "F32", 33, 1, 1.0f, 8.0f)) return memory();
+    if (!check_input(c, "x", 512) || !check_input(c, "r", 33) || !tensor(c, "w", t->name, 512, 33, 0.37f, 1e3f) ||
+        !tensor(c, "b", "F32", 33, 1, 1.0f, 8.0f))
+        return memory();
     BW_TRY(check_line(c, "BUF y 33"));
     BW_TRY(check_line(c, "LINEAR y=y x=x w=w b=b"));
     BW_TRY(check_line(c, "ADD y=r a=r b=y"));
@@ -121,7 +127,8 @@ static int make_residual(check_case *c, const bw_type_info *t) {
 
 static int make_glu(check_case *c, const bw_type_info *gate, const bw_type_info *up, const char *act, bool norm) {
     check_name(c, "%sLINEAR %s and %s 31x512, then GLU %s", norm ? "NORM, " : "", gate->name, up->name, act);
-    if (!check_input(c, "x", 512) || !tensor(c, "g", gate->name, 512, 31, 1.7f, 8.0f) || !tensor(c, "u", up->name, 512, 31, 1.0f, 8.0f)) return memory();
+    if (!check_input(c, "x", 512) || !tensor(c, "g", gate->name, 512, 31, 1.7f, 8.0f) || !tensor(c, "u", up->name, 512, 31, 1.0f, 8.0f))
+        return memory();
     if (norm && !tensor(c, "n", "F32", 512, 1, 1.0f, 4.0f)) return memory();
     BW_TRY(check_line(c, "BUF h 512\nBUF a 31\nBUF b 31"));
     if (norm) BW_TRY(check_line(c, "NORM y=h x=x w=n eps=1e-06"));
@@ -167,7 +174,8 @@ const check_generator bw_check_linear = {linear_count, linear_make};
 /* ---- KV_APPEND and ATTEND: pairs of formats x shapes; then values that a format must refuse */
 static const char *const kv_formats[] = {"f32", "f16", "q8_0", "q5_1"};
 typedef struct attend_shape { int heads, kv_heads, dim, window, prompt; } attend_shape;
-static const attend_shape attends[] = {{2, 1, 32, 0, 1}, {9, 3, 64, 0, 150}, {6, 2, 128, 20, 150}, {4, 1, 256, 100, 130}, {8, 4, 96, 0, 65}, {3, 3, 31, 0, 64}};
+static const attend_shape attends[] = {{2, 1, 32, 0, 1},      {9, 3, 64, 0, 150}, {6, 2, 128, 20, 150},
+                                       {4, 1, 256, 100, 130}, {8, 4, 96, 0, 65},  {3, 3, 31, 0, 64}};
 static const float refused[] = {INFINITY, NAN, 1e30f};
 
 static int attend_list(check_case *c, const attend_shape *s) {
@@ -182,7 +190,8 @@ static int attend_list(check_case *c, const attend_shape *s) {
 static int make_attend(check_case *c, const char *k, const char *v, const attend_shape *s) {
     static _Thread_local char kv[16];
     snprintf(kv, sizeof kv, "%s/%s", k, v);
-    check_name(c, "KV_APPEND, ATTEND %s %d/%d heads of %d, window %d, %d keys", kv, s->heads, s->kv_heads, s->dim, s->window, s->prompt + 34);
+    check_name(c, "KV_APPEND, ATTEND %s %d/%d heads of %d, window %d, %d keys", kv, s->heads, s->kv_heads, s->dim, s->window,
+               s->prompt + 34);
     if (s->dim % 32 && (k[0] == 'q' || v[0] == 'q')) return check_skip(c, "%d values a head are not a multiple of the block of 32", s->dim);
     c->kv = kv;
     steps(c, s->prompt, 1, 33);

@@ -151,7 +151,8 @@ static void different(check_case *c, const side *ref, const side *found, int64_t
         memcpy(&guard, found->mem + i, 4);
         bool outside = i < GUARD || i >= n + GUARD;
         if (outside && guard != GUARD_BITS) {
-            snprintf(c->out->detail, sizeof c->out->detail, "wrote %lld values %s the output", (long long)(i < GUARD ? GUARD - i : i - n - GUARD + 1), i < GUARD ? "before" : "past");
+            snprintf(c->out->detail, sizeof c->out->detail, "wrote %lld values %s the output",
+                     (long long)(i < GUARD ? GUARD - i : i - n - GUARD + 1), i < GUARD ? "before" : "past");
             return;
         }
     }
@@ -159,8 +160,8 @@ static void different(check_case *c, const side *ref, const side *found, int64_t
         memcpy(&a, ref->mem + GUARD + i, 4);
         memcpy(&b, found->mem + GUARD + i, 4);
         if (a == b) continue;
-        snprintf(c->out->detail, sizeof c->out->detail, "row %lld, value %lld: reference %a, found %a", (long long)(i / ref->vocab), (long long)(i % ref->vocab),
-                 (double)ref->mem[GUARD + i], (double)found->mem[GUARD + i]);
+        snprintf(c->out->detail, sizeof c->out->detail, "row %lld, value %lld: reference %a, found %a", (long long)(i / ref->vocab),
+                 (long long)(i % ref->vocab), (double)ref->mem[GUARD + i], (double)found->mem[GUARD + i]);
         return;
     }
     c->out->status = 1;
@@ -169,8 +170,8 @@ static void different(check_case *c, const side *ref, const side *found, int64_t
 static void judge(check_case *c, const side *ref, const side *found) {
     if (ref->rc != c->status || found->rc != c->status) {
         const side *wrong = ref->rc != c->status ? ref : found;
-        snprintf(c->out->detail, sizeof c->out->detail, "%s: status %d, expected %d: %.90s", wrong == ref ? "reference" : "found", wrong->rc, c->status,
-                 wrong->rc ? bw24_last_error() : "Inf or NaN went through");
+        snprintf(c->out->detail, sizeof c->out->detail, "%s: status %d, expected %d: %.90s", wrong == ref ? "reference" : "found",
+                 wrong->rc, c->status, wrong->rc ? bw24_last_error() : "Inf or NaN went through");
         return;
     }
     if (c->status) { c->out->status = 1; return; }

@@ -15,7 +15,8 @@ enum { TOUCH, READ, COPY };
 
 static void part(void *arg, int tid, int n) {
     probe *p = arg;
-    size_t from = HALF / (size_t)n * (size_t)tid & ~(size_t)4095, to = tid == n - 1 ? HALF : HALF / (size_t)n * (size_t)(tid + 1) & ~(size_t)4095;
+    size_t from = HALF / (size_t)n * (size_t)tid & ~(size_t)4095,
+           to = tid == n - 1 ? HALF : HALF / (size_t)n * (size_t)(tid + 1) & ~(size_t)4095;
     if (p->mode == TOUCH) {
         memset(p->a + from, 1, to - from);
         memset(p->b + from, 2, to - from);
@@ -51,7 +52,8 @@ static double best_seconds(cpu_pool *pool, probe *p, int mode) {
 /* read_gbps: bytes summed, copy_gbps: bytes read plus bytes written, each a second / 1e9 */
 int bw24_probe(bw24_ctx *c, double *read_gbps, double *copy_gbps) {
     if (!c || !read_gbps || !copy_gbps) return bw_fail(BW24_E_ARG, "bw24_probe: NULL argument");
-    if (c->backend != &bw_backend_cpu && c->backend != &bw_backend_ref) return bw_fail(BW24_E_UNSUPPORTED, "bw24_probe: backend %s has no bandwidth probe", c->backend->name);
+    if (c->backend != &bw_backend_cpu && c->backend != &bw_backend_ref)
+        return bw_fail(BW24_E_UNSUPPORTED, "bw24_probe: backend %s has no bandwidth probe", c->backend->name);
     uint8_t *mem = mmap(NULL, 2 * HALF, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mem == MAP_FAILED) return bw_fail(BW24_E_MEMORY, "out of memory for %zu MiB of probe buffers", 2 * HALF >> 20);
     madvise(mem, 2 * HALF, MADV_HUGEPAGE);

@@ -1,5 +1,5 @@
-/* Backend "ref": the list executed op by op in plain C, one row after the other. It is the specification that the other backends must equal.
- * Owns nothing but the walk over the list; the mathematics stands in dot.c, attend.c and elementwise.c. Single-threaded. */
+/* Backend "ref": the list executed op by op in plain C, one row after the other. It is the specification that the other backends must
+ * equal. Owns nothing but the walk over the list; the mathematics stands in dot.c, attend.c and elementwise.c. Single-threaded. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -83,7 +83,8 @@ static void half_dots(const float *w, int64_t ldw, const float *x, float dot[WRO
             for (int r = 0; r < B; r++) dot[k][r] = fmaf(w[k * ldw + e], x[e * B + r], dot[k][r]);
 }
 
-static void fold_group(enum bw_form form, const float *s, const float *i0, const float *i1, const float *a0, const float *a1, const float *d, float *p) {
+static void fold_group(enum bw_form form, const float *s, const float *i0, const float *i1, const float *a0, const float *a1,
+                       const float *d, float *p) {
     for (int r = 0; r < B; r++) {
         float t;
         if (form == BW_S1) t = s[0] * (i0[r] + i1[r]);
@@ -98,7 +99,8 @@ static void block_codes(const ref_acts *a, enum bw_form form, int64_t block, flo
     int64_t groups = a->cols / GROUP, ldw = a->cols + 4 * groups;
     float p[WROWS][B] = {{0}}, i0[WROWS][B], i1[WROWS][B];
     for (int64_t g = 0; g < groups; g++) {
-        const float *x = a->x + (block * a->cols + g * GROUP) * B, *d = a->d + (block * groups + g) * B, *sum = a->sum + (block * groups + g) * 2 * B;
+        const float *x = a->x + (block * a->cols + g * GROUP) * B, *d = a->d + (block * groups + g) * B,
+                    *sum = a->sum + (block * groups + g) * 2 * B;
         half_dots(a->w + g * GROUP, ldw, x, i0);
         half_dots(a->w + g * GROUP + GROUP / 2, ldw, x + GROUP / 2 * B, i1);
         for (int k = 0; k < WROWS; k++) fold_group(form, a->w + k * ldw + a->cols + 4 * g, i0[k], i1[k], sum, sum + B, d, p[k]);

@@ -83,7 +83,7 @@ def _count(text: str) -> int:
 
 def run_kernel_check(args: argparse.Namespace) -> int:
     """Exit code of `bw24 kernel-check`."""
-    from . import abi
+    from . import check
 
     with contextlib.ExitStack() as stack:
         settings = {"backend": args.backend, "isa": args.isa, "threads": args.threads}
@@ -92,7 +92,7 @@ def run_kernel_check(args: argparse.Namespace) -> int:
             settings = {"engine": engine}
         bar = stack.enter_context(progress_bar("kernels", "cases"))
         rows = []
-        for row in abi.kernel_check(progress=bar, **settings):
+        for row in check.kernel_check(progress=bar, **settings):
             rows.append(row)
             if args.verbose and not args.json:
                 write(f"{row.verdict} {row.name}{': ' + row.detail if row.detail else ''}\n")
@@ -251,11 +251,12 @@ def bytes_per_token(model: Model) -> int:
 
 def read_wall(engine: Engine) -> float | None:
     """Read bandwidth of the machine with the engine's threads, GB/s; None where the library cannot measure it."""
-    from . import abi
+    from . import check
 
-    read, copy = abi.ffi.new("double *"), abi.ffi.new("double *")
-    status = abi.lib().bw24_probe(engine._ctx, read, copy)
-    return read[0] if status == 0 else None
+    try:
+        return check.probe(engine.threads)[0]
+    except Bw24Error:
+        return None
 
 
 def bench_context(model: Model, engine: Engine, check: PrefillCheck) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""kernel-check from Python: every op of a backend against the plain C reference, case by case, and the memory bandwidth probe.
+The cases are the library's (check.c); this opens what they need and hands their results on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import abi
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+VERDICTS = ("FAIL", "PASS", "SKIP")  # by bw24_check_result.status
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One case: `verdict` PASS (bit-equal), FAIL or SKIP; `name`: op, type, shape, isa; `detail`: the first difference, or why skipped."""
+
+    verdict: str
+    name: str
+    detail: str
+
+
+@contextmanager
+def open_context(backend: str = "cpu", isa: str | None = None, threads: int | None = None) -> Iterator[Any]:
+    """A bw24_ctx without a model. Raises Bw24Error if the backend or instruction set is not there."""
+    p = abi.new("bw24_open_params")
+    names = [abi.ffi.new("char[]", s.encode()) if s else abi.ffi.NULL for s in (backend, isa)]
+    p.backend, p.isa = names
+    p.threads, p.fuse, p.repack = threads or 0, 1, 1
+    out = abi.ffi.new("bw24_ctx **")
+    abi.check(abi.lib().bw24_open(out, p))
+    try:
+        yield out[0]
+    finally:
+        abi.lib().bw24_close(out[0])
+
+
+def run_cases(ctx: Any, model: Any, progress: Callable[[int, int], None] | None = None) -> Iterator[CheckResult]:
+    """Every case on an open context; `model` is a prepared bw24_model whose shapes are added, or NULL."""
+    out, lib = abi.new("bw24_check_result"), abi.lib()
+    total = lib.bw24_check(ctx, model, -1, out)
+    abi.check(total)
+    for index in range(total):
+        abi.check(lib.bw24_check(ctx, model, index, out))
+        yield CheckResult(VERDICTS[out.status], abi.ffi.string(out.name).decode(), abi.ffi.string(out.detail).decode())
+        if progress:
+            progress(index + 1, total)
+
+
+def kernel_check(engine: Engine | None = None, *, backend: str | None = None, isa: str | None = None, threads: int | None = None,
+                 progress: Callable[[int, int], None] | None = None) -> Iterator[CheckResult]:
+    """Every case. With `engine` its context is tested and its model's shapes are added (the other settings are then its own); else a
+    context is opened. Raises Bw24Error."""
+    if engine is not None:
+        yield from run_cases(engine._ctx, engine._model, progress)
+        return
+    with open_context("cpu" if backend in (None, "auto") else backend, isa, threads) as ctx:
+        yield from run_cases(ctx, abi.ffi.NULL, progress)
+
+
+def probe(threads: int | None = None) -> tuple[float, float]:
+    """Memory bandwidth of `threads` threads (default: the physical cores) in GB/s: (reading, copying; copied bytes count twice)."""
+    read, copy = abi.ffi.new("double *"), abi.ffi.new("double *")
+    with open_context("cpu", None, threads) as ctx:
+        abi.check(abi.lib().bw24_probe(ctx, read, copy))
+    return read[0], copy[0]
