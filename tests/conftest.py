@@ -7,7 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from bw24 import abi
+
 FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--library", help="test this build of libbw24.so instead of the one beside the package")
+    parser.addoption("--faults", action="store_true", help="build and run every seeded fault (test_faults.py), not only the quick ones")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--library")
+    if path:
+        handle = abi.lib(path)
+        abi.lib = lambda path=None: handle
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +36,13 @@ def goldens() -> Path:
     where = os.environ.get("BW24_GOLDENS")
     if not where:
         pytest.skip("BW24_GOLDENS is not set")
+    return Path(where)
+
+
+@pytest.fixture(scope="session")
+def test_models() -> Path:
+    """Directory of the real models' files; tests that need it skip without BW24_TEST_MODELS."""
+    where = os.environ.get("BW24_TEST_MODELS")
+    if not where:
+        pytest.skip("BW24_TEST_MODELS is not set")
     return Path(where)
