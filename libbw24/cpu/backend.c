@@ -183,11 +183,11 @@ static int cpu_prepare_list(bw24_model *m, bw_list *l) {
     widths w = find_widths(m, l);
     bool quant = false, floats = false;
     s->steps = calloc((size_t)l->plan->n_steps, sizeof *s->steps);
-    s->next = calloc((size_t)l->plan->n_steps * 2, sizeof *s->next);
+    s->phases = aligned_alloc(64, ((size_t)l->plan->n_steps * 2 + 2) * sizeof *s->phases);
     s->rope_of = calloc((size_t)l->n_ops, sizeof *s->rope_of);
     s->bounds = calloc((size_t)m->max_rows * (2 * BW_MAX_CLASS + 2), sizeof *s->bounds);
     s->groups = calloc((size_t)m->max_rows + 1, sizeof *s->groups);
-    if (!s->steps || !s->next || !s->rope_of || !s->bounds || !s->groups) return bw_fail(BW24_E_MEMORY, "out of memory for a plan of %d steps", l->plan->n_steps);
+    if (!s->steps || !s->phases || !s->rope_of || !s->bounds || !s->groups) return bw_fail(BW24_E_MEMORY, "out of memory for a plan of %d steps", l->plan->n_steps);
     for (int i = 0; i < l->n_ops; i++)
         if (l->ops[i].code == BW_OP_ROPE) BW_TRY(add_rope(m, s, &l->ops[i], &s->rope_of[i]));
     for (int i = 0; i < l->plan->n_steps; i++) {
@@ -220,7 +220,7 @@ static void cpu_free_model(bw24_model *m) {
     free(s->ropes);
     free(s->rope_of);
     free(s->steps);
-    free(s->next);
+    free(s->phases);
     free(s->bounds);
     free(s->groups);
     free(s->threads);

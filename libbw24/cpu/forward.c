@@ -1,6 +1,9 @@
-/* One forward pass on the CPU: every thread walks the plan's steps and meets the others at a barrier after each. Owns the cutting of work among threads;
- * the results do not depend on the cut. No thread leaves early: Inf and NaN are recorded and the walk goes on, so that all meet at every barrier. */
-#include <limits.h>
+/* One forward pass on the CPU: every thread walks the plan's steps. Owns the cutting of work among threads; the results do not depend on the cut.
+ *
+ * A step is one or two phases. A phase has items; threads claim ranges of them, and the phase is over when all items are done, not when all
+ * threads have come: a thread that the system put aside does not hold up the others unless it sits on a range. A late thread finds nothing left to
+ * claim and catches up. So a thread may also leave at any step (cancellation), and Inf or NaN is recorded while the walk goes on. */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +20,7 @@ typedef struct fwd {
     cpu_pool *pool;
 } fwd;
 
-enum { ATTEND_ROWS = 64, CHUNKS_PER_THREAD = 8 };
+enum { ATTEND_ROWS = 64 };
 
 static float *row_of(const fwd *f, int buf, int64_t i) {
     float *base = buf == f->l->logits ? f->logits : f->l->mem[buf];
@@ -81,19 +84,63 @@ static void do_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
     }
 }
 
-/* groups of rows go to the threads as they come; two rows of one KV page are always in one group */
-static void step_rows(const fwd *f, int step, const bw_step *st, const bw_rowset *set) {
-    bool all = set == &f->b->all;
-    int groups = all ? f->s->n_groups : set->n;
-    for (int g; (g = atomic_fetch_add_explicit(&f->s->next[2 * step], 1, memory_order_relaxed)) < groups;) {
-        int from = all ? f->s->groups[g] : g, to = all ? f->s->groups[g + 1] : g + 1;
-        for (int i = from; i < to; i++)
-            for (int o = st->first; o < st->first + st->n; o++) do_row(f, o, set, i);
+/* ---- phases */
+typedef void (*range_fn)(const fwd *f, void *arg, int tid, int64_t from, int64_t to);
+
+/* The c-th claim on n items: each thread's first is large, 3/4 of an even share; the last quarter goes in small ranges that even out the finish. */
+static bool claim(int64_t c, int64_t n, int threads, int64_t *from, int64_t *to) {
+    int64_t big = threads > 1 ? 3 * n / (4 * threads) : n, rest = n - big * threads, tail = 4 * threads;
+    if (c < threads) {
+        *from = c * big;
+        *to = *from + big;
+        return *to > *from || rest > 0;
+    }
+    c -= threads;
+    if (c >= tail || rest <= 0) return false;
+    *from = big * threads + rest * c / tail;
+    *to = big * threads + rest * (c + 1) / tail;
+    return true;
+}
+
+static void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, int tid) {
+    int threads = cpu_pool_size(f->pool);
+    int64_t from, to;
+    while (claim(atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed), n, threads, &from, &to)) {
+        if (to <= from) continue;
+        fn(f, arg, tid, from, to);
+        atomic_fetch_add_explicit(&p->done, to - from, memory_order_acq_rel);
+    }
+    for (int spin = 0; atomic_load_explicit(&p->done, memory_order_acquire) < n; spin++) {
+        if (spin < CPU_POOL_SPIN) cpu_pool_pause();
+        else sched_yield();
     }
 }
 
+typedef struct rows_arg { const bw_step *st; const bw_rowset *set; } rows_arg;
+static void rows_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    const rows_arg *a = arg;
+    bool all = a->set == &f->b->all; /* rows that may append go in groups: two rows of one KV page are always in one group */
+    int64_t first = all ? f->s->groups[from] : from, last = all ? f->s->groups[to] : to;
+    (void)tid;
+    for (int64_t i = first; i < last; i++)
+        for (int o = a->st->first; o < a->st->first + a->st->n; o++) do_row(f, o, a->set, i);
+}
+
+static void step_rows(const fwd *f, cpu_phase *p, const bw_step *st, const bw_rowset *set, int tid) {
+    rows_arg a = {st, set};
+    run_phase(f, p, set == &f->b->all ? f->s->n_groups : set->n, rows_range, &a, tid);
+}
+
 /* ---- LINEARS */
-/* the input of one row: normalised into `into` where the step has a NORM; thread 0 also leaves it in the NORM's own buffer */
+typedef struct lin_arg {
+    const bw_step *st;
+    const cpu_step *cs;
+    const bw_rowset *set;
+    cpu_act q, fl;
+    bool ready; /* this thread's activations of a single row are prepared */
+} lin_arg;
+
+/* the input of one row: normalised into `into` where the step has a NORM; `keep` also leaves it in the NORM's own buffer */
 static const float *linear_input(const fwd *f, const bw_step *st, int64_t i, float *into, bool keep) {
     if (st->norm < 0) return row_of(f, f->l->ops[st->lin0].buf[1], i);
     const bw_op *op = &f->l->ops[st->norm];
@@ -107,36 +154,38 @@ static void fill(const fwd *f, cpu_act *a, const float *x, int64_t ldx, int r0, 
     if (cpu_act_fill(f->isa, a, x, ldx, r0, r1)) fault_at(f, st->lin0);
 }
 
-/* one row: every thread prepares its own copy of the activations, which costs less than a barrier */
-static void activations_alone(const fwd *f, const bw_step *st, const cpu_step *cs, int tid, cpu_act *q, cpu_act *fl) {
+static int64_t cols_of(const fwd *f, const bw_step *st) { return f->l->ops[st->lin0].w[0]->ne[0]; }
+
+/* one row: every thread that gets a range prepares its own copy of the activations, which costs less than meeting the others */
+static void activations_alone(const fwd *f, lin_arg *a, int tid, bool keep) {
     cpu_thread *th = &f->s->threads[tid];
-    int64_t cols = f->l->ops[st->lin0].w[0]->ne[0];
-    const float *x = linear_input(f, st, 0, th->row, tid == 0);
-    cpu_act_init(q, th->act_q.mem, 1, cols, 0);
-    cpu_act_init(fl, th->act_f.mem, 1, cols, 1);
-    if (cs->quant) fill(f, q, x, cols, 0, 1, st);
-    if (cs->floats) fill(f, fl, x, cols, 0, 1, st);
+    int64_t cols = cols_of(f, a->st);
+    const float *x = linear_input(f, a->st, 0, th->row, keep);
+    cpu_act_init(&a->q, th->act_q.mem, 1, cols, 0);
+    cpu_act_init(&a->fl, th->act_f.mem, 1, cols, 1);
+    if (a->cs->quant) fill(f, &a->q, x, cols, 0, 1, a->st);
+    if (a->cs->floats) fill(f, &a->fl, x, cols, 0, 1, a->st);
+    a->ready = true;
 }
 
-static void activations_shared(const fwd *f, const bw_step *st, const cpu_step *cs, int rows, int tid, int n, cpu_act *q, cpu_act *fl) {
-    int64_t cols = f->l->ops[st->lin0].w[0]->ne[0];
-    int r0 = (int)((int64_t)rows * tid / n), r1 = (int)((int64_t)rows * (tid + 1) / n);
-    if (st->norm >= 0)
-        for (int i = r0; i < r1; i++) linear_input(f, st, i, NULL, true);
-    const float *x = row_of(f, f->l->ops[st->lin0].buf[1], 0);
-    cpu_act_init(q, f->s->act_q_mem, rows, cols, 0);
-    cpu_act_init(fl, f->s->act_f_mem, rows, cols, 1);
-    if (cs->quant && r1 > r0) fill(f, q, x, cols, r0, r1, st);
-    if (cs->floats && r1 > r0) fill(f, fl, x, cols, r0, r1, st);
-    cpu_pool_barrier(f->pool);
+static void activations_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    lin_arg *a = arg;
+    const float *x = row_of(f, f->l->ops[a->st->lin0].buf[1], 0);
+    int64_t cols = cols_of(f, a->st);
+    (void)tid;
+    if (a->st->norm >= 0)
+        for (int64_t i = from; i < to; i++) linear_input(f, a->st, i, NULL, true);
+    if (a->cs->quant) fill(f, &a->q, x, cols, (int)from, (int)to, a->st);
+    if (a->cs->floats) fill(f, &a->fl, x, cols, (int)from, (int)to, a->st);
 }
 
-static void tiles_of(const fwd *f, const bw_step *st, const cpu_step *cs, int mat, int rows, const cpu_act *act, int64_t t0, int64_t t1, void *work) {
+static void tiles_of(const fwd *f, const lin_arg *a, int mat, int64_t t0, int64_t t1, void *work) {
+    const bw_step *st = a->st;
     int out = f->l->ops[st->lin0 + mat].buf[0];
     cpu_epi e = {CPU_STORE, NULL, 0, NULL, CPU_SILU};
     if (st->glu >= 0) {
         const bw_op *glu = &f->l->ops[st->glu];
-        e = (cpu_epi){CPU_GLU, NULL, 0, &cs->mats[0], glu->i[0] == BW_ACT_SILU ? CPU_SILU : CPU_GELU};
+        e = (cpu_epi){CPU_GLU, NULL, 0, &a->cs->mats[0], glu->i[0] == BW_ACT_SILU ? CPU_SILU : CPU_GELU};
         out = glu->buf[0];
         mat = 1;
     } else if (st->add >= 0) {
@@ -145,26 +194,31 @@ static void tiles_of(const fwd *f, const bw_step *st, const cpu_step *cs, int ma
         e = (cpu_epi){CPU_ADD, row_of(f, res, 0), f->l->bufs[res].width, NULL, CPU_SILU};
         out = add->buf[0];
     }
-    cpu_linear(f->isa, &cs->mats[mat], act, 0, rows, row_of(f, out, 0), f->l->bufs[out].width, t0, t1, &e, work);
+    const cpu_mat *m = &a->cs->mats[mat];
+    const cpu_act *act = m->type->form == BW_FLOAT ? &a->fl : &a->q;
+    cpu_linear(f->isa, m, act, 0, a->set->n, row_of(f, out, 0), f->l->bufs[out].width, t0, t1, &e, work);
 }
 
-static void step_linears(const fwd *f, int step, const bw_step *st, const bw_rowset *set, int tid, int n) {
-    const cpu_step *cs = &f->s->steps[step];
-    cpu_act q, fl;
-    if (set->n == 1) activations_alone(f, st, cs, tid, &q, &fl);
-    else activations_shared(f, st, cs, set->n, tid, n, &q, &fl);
-    int64_t chunk = cs->tiles / (n * CHUNKS_PER_THREAD);
-    if (chunk < 1) chunk = 1;
-    if (n == 1) chunk = cs->tiles;
-    for (int64_t at; (at = chunk * atomic_fetch_add_explicit(&f->s->next[2 * step], 1, memory_order_relaxed)) < cs->tiles;) {
-        int64_t end = at + chunk < cs->tiles ? at + chunk : cs->tiles, base = 0;
-        for (int i = 0; i < (st->glu >= 0 ? 1 : st->n_lin) && base < end; i++) {
-            int64_t tiles = cpu_tiles(cs->mats[i].rows), t0 = at > base ? at - base : 0, t1 = end - base < tiles ? end - base : tiles;
-            const cpu_act *act = cs->mats[i].type->form == BW_FLOAT ? &fl : &q;
-            if (t0 < t1) tiles_of(f, st, cs, i, set->n, act, t0, t1, f->s->threads[tid].work);
-            base += tiles;
-        }
+/* tiles [from, to) of the step's matrices laid end to end; a GLU's two matrices count once */
+static void tiles_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    lin_arg *a = arg;
+    if (a->set->n == 1 && !a->ready) activations_alone(f, a, tid, from == 0);
+    int64_t base = 0;
+    for (int i = 0; i < (a->st->glu >= 0 ? 1 : a->st->n_lin) && base < to; i++) {
+        int64_t tiles = cpu_tiles(a->cs->mats[i].rows), t0 = from > base ? from - base : 0, t1 = to - base < tiles ? to - base : tiles;
+        if (t0 < t1) tiles_of(f, a, i, t0, t1, f->s->threads[tid].work);
+        base += tiles;
     }
+}
+
+static void step_linears(const fwd *f, cpu_phase *p, int step, const bw_step *st, const bw_rowset *set, int tid) {
+    lin_arg a = {.st = st, .cs = &f->s->steps[step], .set = set};
+    if (set->n > 1) {
+        cpu_act_init(&a.q, f->s->act_q_mem, set->n, cols_of(f, st), 0);
+        cpu_act_init(&a.fl, f->s->act_f_mem, set->n, cols_of(f, st), 1);
+        run_phase(f, &p[0], set->n, activations_range, &a, tid);
+    }
+    run_phase(f, &p[1], a.cs->tiles, tiles_range, &a, tid);
 }
 
 /* ---- ATTEND */
@@ -186,70 +240,103 @@ static const int64_t *hi_of(const fwd *f, const bw_rowset *set) {
     return f->s->bounds + (int64_t)f->m->max_rows * (2 * BW_MAX_CLASS + (set == &f->b->want));
 }
 
-/* rows of one run go in blocks, so that a page stays in cache for many rows; a (block, KV head) is one piece of work */
-static void attend_blocks(const fwd *f, int step, int index, const bw_rowset *set, int tid) {
-    const bw_op *op = &f->l->ops[index];
+typedef struct att_arg {
+    int index;
+    const bw_rowset *set;
+    uint8_t **pages; /* of the run in hand */
+    int run;
+    int64_t block, pieces;
+} att_arg;
+
+static float attend_factor(const bw_op *op) { return (float)(op->f[0] * 1.4426950408889634); }
+static int64_t blocks_of(const bw_run *r) { return (r->n + ATTEND_ROWS - 1) / ATTEND_ROWS; }
+
+/* the rows of a run go in blocks, so that a page stays in cache for many rows; a (block, KV head) is one item. Items run from the last block to the
+ * first, the longest work first. */
+static void attend_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    att_arg *a = arg;
+    const bw_op *op = &f->l->ops[a->index];
     const bw_kv *kv = &f->l->kvs[op->kv];
-    cpu_thread *th = &f->s->threads[tid];
-    const int64_t *lo = lo_of(f, kv->klass, set), *hi = hi_of(f, set);
-    float c = (float)(op->f[0] * 1.4426950408889634);
-    int64_t ldq = f->l->bufs[op->buf[1]].width, ldo = f->l->bufs[op->buf[0]].width;
-    int item = 0, mine = atomic_fetch_add_explicit(&f->s->next[2 * step], 1, memory_order_relaxed);
-    for (int r = 0; r < set->n_runs; r++) {
-        const bw_run *run = &set->runs[r];
-        uint8_t **pages = NULL;
-        for (int at = 0; at < run->n; at += ATTEND_ROWS)
-            for (int h = 0; h < kv->desc.heads; h++, item++) {
-                if (item != mine) continue;
-                mine = atomic_fetch_add_explicit(&f->s->next[2 * step], 1, memory_order_relaxed);
-                int rows = run->n - at < ATTEND_ROWS ? run->n - at : ATTEND_ROWS, i = run->first + at;
-                if (!pages && !(pages = pages_of(f, kv, run->seq, th))) return;
-                if (cpu_attend(f->isa, &kv->desc, pages, rows, lo + i, hi + i, row_of(f, op->buf[1], i), ldq, op->i[0], c, row_of(f, op->buf[0], i), ldo,
-                               h, h + 1, th->work))
-                    fault_at(f, index);
-            }
+    const int64_t *lo = lo_of(f, kv->klass, a->set), *hi = hi_of(f, a->set);
+    int64_t ldq = f->l->bufs[op->buf[1]].width, ldo = f->l->bufs[op->buf[0]].width, heads = kv->desc.heads, base = 0;
+    for (int r = 0; r < a->set->n_runs && base < to; r++) {
+        const bw_run *run = &a->set->runs[r];
+        int64_t n = blocks_of(run) * heads;
+        for (int64_t item = from > base ? from : base; item < to && item < base + n; item++) {
+            if (a->run != r && !(a->pages = pages_of(f, kv, run->seq, &f->s->threads[tid]))) return;
+            a->run = r;
+            int64_t block = blocks_of(run) - 1 - (item - base) / heads, h = (item - base) % heads, i = run->first + block * ATTEND_ROWS;
+            int64_t left = run->first + run->n - i, rows = left < ATTEND_ROWS ? left : ATTEND_ROWS;
+            if (cpu_attend(f->isa, &kv->desc, a->pages, (int)rows, lo + i, hi + i, row_of(f, op->buf[1], i), ldq, op->i[0], attend_factor(op),
+                           row_of(f, op->buf[0], i), ldo, (int)h, (int)h + 1, f->s->threads[tid].work))
+                fault_at(f, a->index);
+        }
+        base += n;
     }
 }
 
 /* a single row: its pages are shared out, then the pieces are merged in order */
-static void attend_pieces(const fwd *f, int step, int index, const bw_rowset *set, int tid, int n) {
-    const bw_op *op = &f->l->ops[index];
+static void pieces_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    att_arg *a = arg;
+    const bw_op *op = &f->l->ops[a->index];
     const bw_kv *kv = &f->l->kvs[op->kv];
-    cpu_thread *th = &f->s->threads[tid];
-    int64_t lo = *lo_of(f, kv->klass, set), hi = *hi_of(f, set), b0 = lo / 64, b1 = (hi - 1) / 64 + 1, pieces = b1 - b0;
-    float c = (float)(op->f[0] * 1.4426950408889634), *out = row_of(f, op->buf[0], 0);
-    const float *q = row_of(f, op->buf[1], 0);
-    uint8_t **pages = pages_of(f, kv, set->runs[0].seq, th);
-    int heads = kv->desc.heads;
-    int64_t block = 1 + pieces * heads / (n * 16), blocks = (pieces + block - 1) / block;
-    for (int64_t w; pages && (w = atomic_fetch_add_explicit(&f->s->next[2 * step], 1, memory_order_relaxed)) < blocks * heads;) {
-        int h = (int)(w % heads);
-        int64_t from = b0 + w / heads * block, to = from + block < b1 ? from + block : b1;
-        if (cpu_attend_pieces(f->isa, &kv->desc, pages, from, to, lo, hi, q, op->i[0], c, f->s->acc, h, h + 1, th->work)) fault_at(f, index);
+    int64_t lo = *lo_of(f, kv->klass, a->set), hi = *hi_of(f, a->set), b0 = lo / BW_PAGE_TOKENS, heads = kv->desc.heads;
+    if (!a->pages && !(a->pages = pages_of(f, kv, a->set->runs[0].seq, &f->s->threads[tid]))) return;
+    for (int64_t item = from; item < to; item++) {
+        int64_t p0 = item / heads * a->block, p1 = p0 + a->block < a->pieces ? p0 + a->block : a->pieces;
+        int h = (int)(item % heads);
+        if (cpu_attend_pieces(f->isa, &kv->desc, a->pages, b0 + p0, b0 + p1, lo, hi, row_of(f, op->buf[1], 0), op->i[0], attend_factor(op), f->s->acc,
+                              h, h + 1, f->s->threads[tid].work))
+            fault_at(f, a->index);
     }
-    cpu_pool_barrier(f->pool);
-    for (int h; (h = atomic_fetch_add_explicit(&f->s->next[2 * step + 1], 1, memory_order_relaxed)) < heads;)
-        if (cpu_attend_merge(f->isa, &kv->desc, pieces, f->s->acc, op->i[0], out, h, h + 1)) fault_at(f, index);
 }
 
-static void step_op(const fwd *f, int step, const bw_step *st, const bw_rowset *set, int tid, int n) {
-    const bw_op *op = &f->l->ops[st->first];
-    if (op->code == BW_OP_PICK_ROWS) {
-        size_t bytes = (size_t)f->l->bufs[op->buf[0]].width * sizeof(float);
-        for (int i = tid; i < set->n; i += n) memcpy(row_of(f, op->buf[0], i), row_of(f, op->buf[1], set->row[i]), bytes);
-    } else if (set->n == 1 && n > 1 && *hi_of(f, set) - *lo_of(f, f->l->kvs[op->kv].klass, set) > BW_PAGE_TOKENS) {
-        attend_pieces(f, step, st->first, set, tid, n);
-    } else {
-        attend_blocks(f, step, st->first, set, tid);
+static void merge_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    const att_arg *a = arg;
+    const bw_op *op = &f->l->ops[a->index];
+    (void)tid;
+    if (cpu_attend_merge(f->isa, &f->l->kvs[op->kv].desc, a->pieces, f->s->acc, op->i[0], row_of(f, op->buf[0], 0), (int)from, (int)to)) fault_at(f, a->index);
+}
+
+static void step_attend(const fwd *f, cpu_phase *p, int index, const bw_rowset *set, int tid) {
+    const bw_kv *kv = &f->l->kvs[f->l->ops[index].kv];
+    att_arg a = {.index = index, .set = set, .run = -1};
+    int64_t items = 0, heads = kv->desc.heads;
+    if (set->n == 1) {
+        a.pieces = (*hi_of(f, set) - 1) / BW_PAGE_TOKENS - *lo_of(f, kv->klass, set) / BW_PAGE_TOKENS + 1;
+        a.block = 1 + a.pieces * heads / (cpu_pool_size(f->pool) * 32);
     }
+    if (set->n == 1 && a.pieces > 1 && cpu_pool_size(f->pool) > 1) {
+        run_phase(f, &p[0], (a.pieces + a.block - 1) / a.block * heads, pieces_range, &a, tid);
+        run_phase(f, &p[1], heads, merge_range, &a, tid);
+        return;
+    }
+    for (int r = 0; r < set->n_runs; r++) items += blocks_of(&set->runs[r]) * heads;
+    run_phase(f, &p[1], items, attend_range, &a, tid);
+}
+
+typedef struct pick_arg { const bw_op *op; const bw_rowset *set; } pick_arg;
+static void pick_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    const pick_arg *a = arg;
+    size_t bytes = (size_t)f->l->bufs[a->op->buf[0]].width * sizeof(float);
+    (void)tid;
+    for (int64_t i = from; i < to; i++) memcpy(row_of(f, a->op->buf[0], i), row_of(f, a->op->buf[1], a->set->row[i]), bytes);
+}
+
+static void step_op(const fwd *f, cpu_phase *p, const bw_step *st, const bw_rowset *set, int tid) {
+    pick_arg a = {&f->l->ops[st->first], set};
+    if (a.op->code == BW_OP_PICK_ROWS) run_phase(f, p, set->n, pick_range, &a, tid);
+    else step_attend(f, p, st->first, set, tid);
 }
 
 /* ---- the walk */
-static void rope_tables(const fwd *f, int tid, int n) {
+static void rope_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    (void)arg;
+    (void)tid;
     for (int c = 0; c < f->s->n_ropes; c++) {
         const cpu_rope_cfg *r = &f->s->ropes[c];
         int half = r->rot / 2;
-        for (int64_t i = tid; i < f->b->n; i += n) {
+        for (int64_t i = from; i < to; i++) {
             float *cs = r->table + i * r->rot;
             for (int k = 0; k < half; k++) bw_sincos(((double)f->b->all.pos[i] * r->inv[k]) * r->scale, cs + half + k, cs + k);
         }
@@ -266,25 +353,31 @@ static bool finite_part(const float *x, int64_t n) {
     return top < 0x7f800000u;
 }
 
+static void finite_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    (void)arg;
+    (void)tid;
+    if (!finite_part(f->logits + from, to - from)) fault_at(f, f->l->n_ops - 1);
+}
+
 static void walk(void *arg, int tid, int n) {
     const fwd *f = arg;
-    const bw_plan *p = f->l->plan;
-    rope_tables(f, tid, n);
-    cpu_pool_barrier(f->pool);
-    for (int i = 0; i < p->n_steps; i++) {
-        const bw_step *st = &p->steps[i];
+    const bw_plan *plan = f->l->plan;
+    (void)n;
+    run_phase(f, &f->s->phases[0], f->b->n, rope_range, NULL, tid);
+    for (int i = 0; i < plan->n_steps; i++) {
+        const bw_step *st = &plan->steps[i];
+        cpu_phase *p = &f->s->phases[2 * i + 2];
         const bw_rowset *set = bw_rows_of(f->l, f->b, f->l->ops[st->first].buf[0]);
         if (!set->n) continue;
-        if (st->kind == BW_STEP_ROWS) step_rows(f, i, st, set);
-        else if (st->kind == BW_STEP_LINEARS) step_linears(f, i, st, set, tid, n);
-        else step_op(f, i, st, set, tid, n);
-        if (tid == 0 && atomic_load_explicit(&f->m->ctx->cancel, memory_order_relaxed)) atomic_store(&f->s->stop_at, i);
-        cpu_pool_barrier(f->pool);
-        if (atomic_load_explicit(&f->s->stop_at, memory_order_relaxed) <= i) return; /* written before the barrier, so all agree */
+        if (atomic_load_explicit(&f->m->ctx->cancel, memory_order_relaxed)) {
+            atomic_store(&f->s->cancelled, 1);
+            return;
+        }
+        if (st->kind == BW_STEP_ROWS) step_rows(f, p, st, set, tid);
+        else if (st->kind == BW_STEP_LINEARS) step_linears(f, p, i, st, set, tid);
+        else step_op(f, p, st, set, tid);
     }
-    int64_t total = (int64_t)f->b->want.n * f->l->bufs[f->l->logits].width;
-    int64_t a = total * tid / n, b = total * (tid + 1) / n;
-    if (b > a && !finite_part(f->logits + a, b - a)) fault_at(f, f->l->n_ops - 1);
+    run_phase(f, &f->s->phases[1], (int64_t)f->b->want.n * f->l->bufs[f->l->logits].width, finite_range, NULL, tid);
 }
 
 static void set_bounds(const fwd *f) {
@@ -336,7 +429,7 @@ static int reserve_pieces(const fwd *f) {
 static int verdict(const fwd *f) {
     char label[256];
     int fault = atomic_load(&f->s->fault);
-    if (atomic_load(&f->s->stop_at) != INT_MAX) return bw_fail(BW24_E_CANCELLED, "cancelled");
+    if (atomic_load(&f->s->cancelled)) return bw_fail(BW24_E_CANCELLED, "cancelled");
     if (atomic_load(&f->s->memory_fault)) return bw_fail(BW24_E_MEMORY, "out of memory for a table of KV pages");
     if (!fault) return 0;
     bw_op_label(f->l, fault - 1, label, sizeof label);
@@ -346,10 +439,13 @@ static int verdict(const fwd *f) {
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
     cpu_ctx *c = m->ctx->priv;
     fwd f = {m, l, b, logits, m->priv, c->isa, c->pool};
-    for (int i = 0; i < 2 * l->plan->n_steps; i++) atomic_store_explicit(&f.s->next[i], 0, memory_order_relaxed);
+    for (int i = 0; i < 2 * l->plan->n_steps + 2; i++) {
+        atomic_store_explicit(&f.s->phases[i].next, 0, memory_order_relaxed);
+        atomic_store_explicit(&f.s->phases[i].done, 0, memory_order_relaxed);
+    }
     atomic_store(&f.s->fault, 0);
     atomic_store(&f.s->memory_fault, 0);
-    atomic_store(&f.s->stop_at, INT_MAX);
+    atomic_store(&f.s->cancelled, 0);
     BW_TRY(reserve_pieces(&f));
     set_bounds(&f);
     set_groups(&f);

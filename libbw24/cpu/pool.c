@@ -1,5 +1,5 @@
-/* Thread pool with spinning barriers. A decode step meets ~200 barriers in 2-3 ms, so a barrier must cost well below a microsecond: threads spin, and
- * only yield or sleep after SPIN pauses (about 50 us), so that an oversubscribed or idle machine is not burnt. */
+/* Thread pool. Workers wait for the next job spinning, then asleep on a futex: a decode step lasts 1-5 ms and the next follows at once, but an idle
+ * program must not burn processors. */
 #define _GNU_SOURCE /* syscall */
 #include <limits.h>
 #include <linux/futex.h>
@@ -13,8 +13,6 @@
 #include "../internal.h"
 #include "pool.h"
 
-enum { SPIN = 4000 };
-
 struct cpu_pool {
     int n;
     pthread_t *threads;
@@ -23,43 +21,15 @@ struct cpu_pool {
     _Alignas(64) atomic_int job;      /* counts jobs; workers wait for it to move */
     _Alignas(64) atomic_int sleepers; /* workers in futex wait */
     _Alignas(64) atomic_int done;     /* workers that finished the job */
-    _Alignas(64) atomic_int arrived;  /* at the barrier */
-    _Alignas(64) atomic_int phase;    /* of the barrier */
     atomic_bool quit;
 };
 typedef struct worker { cpu_pool *pool; int tid; } worker;
 
-static inline void pause_cpu(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static void wait_until(atomic_int *a, int not_value) {
-    for (int i = 0; atomic_load_explicit(a, memory_order_acquire) == not_value; i++) {
-        if (i < SPIN) pause_cpu();
-        else sched_yield();
-    }
-}
-
-void cpu_pool_barrier(cpu_pool *p) {
-    if (p->n == 1) return;
-    int phase = atomic_load_explicit(&p->phase, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->n - 1) {
-        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        atomic_fetch_add_explicit(&p->phase, 1, memory_order_release);
-    } else {
-        wait_until(&p->phase, phase);
-    }
-}
-
 /* spins for a while, then sleeps until the job counter leaves `seen` */
 static void wait_for_job(cpu_pool *p, int seen) {
-    for (int i = 0; i < SPIN; i++) {
+    for (int i = 0; i < CPU_POOL_SPIN; i++) {
         if (atomic_load_explicit(&p->job, memory_order_acquire) != seen) return;
-        pause_cpu();
+        cpu_pool_pause();
     }
     atomic_fetch_add(&p->sleepers, 1);
     while (atomic_load(&p->job) == seen) syscall(SYS_futex, &p->job, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
@@ -119,7 +89,7 @@ void cpu_pool_run(cpu_pool *p, cpu_fn fn, void *arg) {
     if (p->n > 1) publish(p);
     fn(arg, 0, p->n);
     for (int i = 0; atomic_load_explicit(&p->done, memory_order_acquire) < p->n - 1; i++) {
-        if (i < SPIN) pause_cpu();
+        if (i < CPU_POOL_SPIN) cpu_pool_pause();
         else sched_yield();
     }
 }

@@ -1,4 +1,4 @@
-/* The thread pool: persistent workers that all run one function, and a barrier among them. Owns threads; knows no work. */
+/* The thread pool: persistent workers that all run one function. Owns threads; knows no work. */
 #ifndef BW24_CPU_POOL_H
 #define BW24_CPU_POOL_H
 
@@ -11,7 +11,14 @@ void cpu_pool_free(cpu_pool *p);
 int cpu_pool_size(const cpu_pool *p);
 /* fn(arg, tid, n) on every thread; returns when all have returned. Workers run in the numeric program's floating-point environment. */
 void cpu_pool_run(cpu_pool *p, cpu_fn fn, void *arg);
-/* all threads of the running function meet here */
-void cpu_pool_barrier(cpu_pool *p);
+/* waiting for another thread: this many pauses (about 50 us) before giving the processor away */
+enum { CPU_POOL_SPIN = 4000 };
+static inline void cpu_pool_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 
 #endif

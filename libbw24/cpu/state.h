@@ -35,6 +35,9 @@ typedef struct cpu_thread {
     int cap_pages;
 } cpu_thread;
 
+/* one phase of a step: ranges claimed, items done */
+typedef struct cpu_phase { _Alignas(64) atomic_llong next; atomic_llong done; } cpu_phase;
+
 /* per model */
 typedef struct cpu_model {
     uint8_t *arena;     /* all packed weights; huge pages where the system grants them */
@@ -50,9 +53,9 @@ typedef struct cpu_model {
     int64_t *bounds;    /* visible keys of the step's rows: lo [classes][all, want][max_rows], then hi [all, want][max_rows] */
     int *groups;        /* starts of row groups that may be worked on apart: no two share a KV page */
     int n_groups;
-    atomic_int *next;   /* [2 x steps] work counters */
+    cpu_phase *phases;  /* [2 + 2 x steps]: rope tables, logits check, then two a step */
     atomic_int fault;   /* first op that met Inf or NaN, plus one */
-    atomic_int stop_at; /* step after which a cancelled forward ends */
+    atomic_int cancelled;
     atomic_int memory_fault;
 } cpu_model;
 

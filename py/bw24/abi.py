@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cffi import FFI
 
+from . import flags
 from .errors import Bw24Error
 
 ABI = 1  # the header this package was written against
@@ -16,7 +17,6 @@ _STRUCTS = (
     "bw24_open_params", "bw24_model_params", "bw24_row", "bw24_sampler", "bw24_memory", "bw24_type_facts", "bw24_op_facts", "bw24_check_result",
 )
 
-ffi = FFI()
 
 
 def _header_block() -> str:
@@ -27,12 +27,14 @@ def _header_block() -> str:
     raise Bw24Error("bw24.h is missing beside the package: run `make` in the repository, or reinstall the wheel")
 
 
+ffi = FFI()
+ffi.cdef(_header_block())
+
+
 @cache
 def lib(path: str | None = None):
-    """The opened library. `path` names another build of it (tests use this); by default the one beside the package. Raises Bw24Error."""
-    if not hasattr(ffi, "_bw24_parsed"):
-        ffi.cdef(_header_block())
-        ffi._bw24_parsed = True
+    """The opened library: `path`, else the flag BW24_LIBRARY, else the one beside the package. Raises Bw24Error."""
+    path = path or flags.environment("library")
     where = Path(path) if path else _HERE / "libbw24.so"
     if not where.is_file():
         raise Bw24Error(f"{where} is missing: run `make` in the repository, or reinstall the wheel")
