@@ -102,7 +102,7 @@ class Engine:
     """
 
     def __init__(self, model: Model, *, backend: str = "auto", isa: str | None = None, threads: int | None = None, ctx: int | None = None,
-                 kv: str | None = None, max_rows: int = 512, fuse: bool = True, repack: bool = True, float_activations: bool = False,
+                 kv: str | None = None, max_rows: int = 256, fuse: bool = True, repack: bool = True, float_activations: bool = False,
                  progress: Callable[[int, int], None] | None = None):
         self._ctx = self._model = None
         self._sequences: set[Sequence] = set()
