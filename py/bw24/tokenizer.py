@@ -8,11 +8,14 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from .errors import Bw24Error
-from .tokenizer_bpe import SCHEMES, BytePairs
-from .tokenizer_spm import Pieces
 from .tokenizer_vocab import CONTROL, PREFIX, UNKNOWN, USER_DEFINED, Vocab, read, read_strings, read_vocab, show
+
+if TYPE_CHECKING:
+    from .tokenizer_bpe import BytePairs
+    from .tokenizer_spm import Pieces
 
 __all__ = ["StopFilter", "StreamDecoder", "Tokenizer", "from_metadata"]
 
@@ -234,10 +237,14 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer:
     adds_bos = read(metadata, "add_bos_token", bool)
     adds_eos = read(metadata, "add_eos_token", bool, False)
     if model == "llama":
+        from .tokenizer_spm import Pieces  # here, because each library takes some 50 ms to load and a vocabulary needs one of them
+
         vocab = read_vocab(metadata, _SPM_ROLES)
         coder = Pieces(vocab, read(metadata, "add_space_prefix", bool, True))
         adds_bos = True if adds_bos is None else adds_bos
     else:
+        from .tokenizer_bpe import SCHEMES, BytePairs
+
         pre = "gemma4" if model == "gemma4" else read(metadata, "pre", str)
         if pre not in SCHEMES:
             found = "the key is missing" if pre is None else f"found {show(pre)}"
