@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass
 class Golden:
-    """One prompt of one model: tokens, the positions whose logits are stored, the logits [rows, vocabulary], noise figures, greedy continuation."""
+    """One prompt of one model: tokens, positions whose logits are stored, logits [rows, vocabulary], noise figures, greedy continuation."""
 
     tokens: list[int]
     rows: np.ndarray
@@ -34,7 +34,8 @@ def load(path: Path, prompt: str) -> Golden | None:
         rows = z[f"rows_{prompt}"] if f"rows_{prompt}" in z else np.arange(len(logits))
         stock = float(np.median(z[f"stock_diff_{prompt}"])) if f"stock_diff_{prompt}" in z else None
         floor = max(float(np.max(z[f"noise_{prompt}"])), float(np.max(z[f"f64_diff_{prompt}"])))
-        return Golden(z[f"tokens_{prompt}"].tolist(), rows, logits, floor, stock, z[f"greedy_{prompt}"].tolist(), z[f"greedy_margin_{prompt}"])
+        greedy, margins = z[f"greedy_{prompt}"].tolist(), z[f"greedy_margin_{prompt}"]
+        return Golden(z[f"tokens_{prompt}"].tolist(), rows, logits, floor, stock, greedy, margins)
 
 
 def _compare(g: Golden, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -18,9 +18,9 @@ from bw24.source import open_model
 
 IN_TREE = ("llama-untied", "qwen3", "gemma3", "llama-q4_k", "llama-q4_1-iq4_nl")
 FULL = (
-    "llama-untied", "llama-tied", "qwen2", "qwen3", "gemma3", "llama-q4_0", "llama-q4_1-iq4_nl", "llama-q5_0-q5_1", "llama-q8_0", "llama-q2_k",
-    "llama-q3_k", "llama-q4_k", "llama-q5_k", "llama-q6_k", "llama-iq1_s-iq1_m", "llama-iq2_xxs", "llama-iq2_xs-iq2_s", "llama-iq3_xxs",
-    "llama-iq3_s", "llama-iq4_xs", "llama-mxfp4", "llama-nvfp4", "llama-f16-bf16",
+    "llama-untied", "llama-tied", "qwen2", "qwen3", "gemma3", "llama-q4_0", "llama-q4_1-iq4_nl", "llama-q5_0-q5_1", "llama-q8_0",
+    "llama-q2_k", "llama-q3_k", "llama-q4_k", "llama-q5_k", "llama-q6_k", "llama-iq1_s-iq1_m", "llama-iq2_xxs", "llama-iq2_xs-iq2_s",
+    "llama-iq3_xxs", "llama-iq3_s", "llama-iq4_xs", "llama-mxfp4", "llama-nvfp4", "llama-f16-bf16",
 )
 QUANTISED = {n for n in FULL if n.startswith("llama-") and n not in ("llama-untied", "llama-tied", "llama-f16-bf16")}
 
