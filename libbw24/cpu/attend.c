@@ -209,15 +209,18 @@ static int see_page(const call *a, int64_t b, int r0, int r1) {
     return n;
 }
 
-static int run_page(const call *a, int head, int64_t b, int r0, int r1) {
+/* ahead: page b + 1 will be read next */
+static int run_page(const call *a, int head, int64_t b, int ahead, int r0, int r1) {
     int n = see_page(a, b, r0, r1);
     if (n == 0) return 0;
     const uint8_t *block = a->pages[b] + (size_t)head * a->vp.end;
     kv_view k = kv_view_at(a->kk, &a->kp, block), v = kv_view_at(a->vk, &a->vp, block);
+    if (ahead && a->pages[b + 1]) k.ahead = v.ahead = (int64_t)((uintptr_t)a->pages[b + 1] - (uintptr_t)a->pages[b]);
     if (n >= EXPAND_FROM && a->kk != KV_F32 && a->kk != KV_Q8_0) {
         a->kernel->expand_k(&k, a->dim, a->w.k);
         k.kind = a->kk == KV_Q5_1 ? KV_U8 : KV_F32;
         k.data = (const uint8_t *)a->w.k;
+        k.ahead = 0;
     }
     if (n >= EXPAND_FROM && a->vk != KV_F32) {
         a->kernel->expand_v(&v, a->dim_p, a->w.v);
@@ -236,7 +239,7 @@ static int run_block(call *a, int head, int r0, int r1, const float *q, int64_t 
         for (int g = 0; g < a->group; g++)
             if (open_query(a, (r - r0) * a->group + g, q + r * ldq + (int64_t)(head * a->group + g) * a->dim)) return -1;
     for (int64_t b = b0; b < b1; b++)
-        if (run_page(a, head, b, r0, r1)) return -1;
+        if (run_page(a, head, b, b + 1 < b1, r0, r1)) return -1;
     return 0;
 }
 

@@ -23,6 +23,7 @@ typedef struct kv_view {
     const uint8_t *data;
     const uint32_t *high;
     const uint16_t *s, *m;
+    int64_t ahead; /* from these bytes to the same bytes of the page that comes next, which kernels prefetch; 0: none */
 } kv_view;
 
 /* offsets of the planes from the block's start */
@@ -59,7 +60,7 @@ kv_planes kv_k_planes(enum kv_kind kind, int dim);
 kv_planes kv_v_planes(enum kv_kind kind, int dim, size_t start);
 
 static inline kv_view kv_view_at(enum kv_kind kind, const kv_planes *p, const uint8_t *block) {
-    return (kv_view){kind, block + p->data, (const uint32_t *)(block + p->high), (const uint16_t *)(block + p->s), (const uint16_t *)(block + p->m)};
+    return (kv_view){kind, block + p->data, (const uint32_t *)(block + p->high), (const uint16_t *)(block + p->s), (const uint16_t *)(block + p->m), 0};
 }
 
 #endif

@@ -1,15 +1,13 @@
 /* The kernels of ATTEND, one text for every instruction set: a kernel file includes vec.h, defines V(name), VW and ATTEND_TABLE, then includes
  * this. Owns the inner loops; the order of operations is docs/numerics.md §6. Knows pages only as views (attend_impl.h).
  *
- * Scores keep up to MAX_TILE queries by SCORE_VECS vectors of keys in registers and walk down the dims: each key's serial fma chain is one
+ * Scores keep up to MAX_TILE queries by a few vectors of keys in registers and walk down the dims: each key's serial fma chain is one
  * lane. Values keep queries by vectors of dims and walk over the keys. Both load a vector of the page once for all the queries. */
 #include "attend_impl.h"
 
-#if VW == 16
-enum { FLOAT_VECS = 4, INT_VECS = 2, VALUE_VECS = 4 };
-#else
-enum { FLOAT_VECS = 2, INT_VECS = 2, VALUE_VECS = 2 };
-#endif
+/* vectors of keys or dims a query: enough accumulators to hide the latency of fma, few enough to be registers */
+enum { INT_VECS = 2, MAX_VECS = 64 / VW };
+VEC_FN int vecs_for(int rows) { return VW == 16 ? 4 : rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 #define UNROLL _Pragma("GCC unroll 8")
 
 /* ---- scores */
@@ -19,26 +17,36 @@ VEC_FN V(f) load_value(enum kv_kind kind, const uint8_t *data, size_t i) {
     return V(load_e4m3)(data + i);
 }
 
+/* Decoding of one row is bound by memory latency: pages do not follow each other and hardware prefetchers stop at 4 KiB. So kernels fetch the
+ * page ahead while they compute. Not where many queries share a page: there it is in the cache. */
+VEC_FN void fetch_ahead(const kv_view *k, size_t byte, size_t count) {
+    for (size_t b = 0; b < count; b += 64) __builtin_prefetch((const void *)((uintptr_t)k->data + byte + b + (uintptr_t)k->ahead));
+}
+VEC_FN size_t value_bytes(enum kv_kind kind) { return kind == KV_F32 ? 4 : kind == KV_F16 ? 2 : 1; }
+
 VEC_FN void score_float(enum kv_kind kind, int rows, const kv_view *k, int dim, const attend_query *const *q, float *s) {
-    for (int lane = 0; lane < PAGE; lane += FLOAT_VECS * VW) {
+    const int vecs = vecs_for(rows);
+    for (int lane = 0; lane < PAGE; lane += vecs * VW) {
         for (int d0 = 0; d0 < dim; d0 += SEGMENT) {
             int d1 = d0 + SEGMENT < dim ? d0 + SEGMENT : dim;
-            V(f) acc[MAX_TILE][FLOAT_VECS];
+            V(f) acc[MAX_TILE][MAX_VECS];
             const float *x[MAX_TILE];
             UNROLL for (int r = 0; r < rows; r++) {
                 x[r] = q[r]->x;
-                UNROLL for (int i = 0; i < FLOAT_VECS; i++) acc[r][i] = V(zero)();
+                UNROLL for (int i = 0; i < vecs; i++) acc[r][i] = V(zero)();
             }
             for (int d = d0; d < d1; d++) {
-                V(f) w[FLOAT_VECS];
-                UNROLL for (int i = 0; i < FLOAT_VECS; i++) w[i] = load_value(kind, k->data, (size_t)(d * PAGE + lane + i * VW));
+                V(f) w[MAX_VECS];
+                UNROLL for (int i = 0; i < vecs; i++) w[i] = load_value(kind, k->data, (size_t)(d * PAGE + lane + i * VW));
+                if (kind != KV_F32 || rows < MAX_TILE)
+                    fetch_ahead(k, (size_t)(d * PAGE + lane) * value_bytes(kind), (size_t)(vecs * VW) * value_bytes(kind));
                 UNROLL for (int r = 0; r < rows; r++) {
                     V(f) a = V(set1)(x[r][d]);
-                    UNROLL for (int i = 0; i < FLOAT_VECS; i++) acc[r][i] = V(fma)(w[i], a, acc[r][i]);
+                    UNROLL for (int i = 0; i < vecs; i++) acc[r][i] = V(fma)(w[i], a, acc[r][i]);
                 }
             }
             UNROLL for (int r = 0; r < rows; r++) {
-                UNROLL for (int i = 0; i < FLOAT_VECS; i++) {
+                UNROLL for (int i = 0; i < vecs; i++) {
                     float *y = s + r * PAGE + lane + i * VW;
                     V(store)(y, V(add)(d0 ? V(load)(y) : V(zero)(), acc[r][i]));
                 }
@@ -67,6 +75,8 @@ VEC_FN void int_group(enum kv_kind kind, int rows, const kv_view *k, const atten
     UNROLL for (int step = 0; step < 8; step++) {
         V(i) w[INT_VECS];
         UNROLL for (int i = 0; i < INT_VECS; i++) w[i] = V(kcode)(load_codes(kind, k, g, step, lane + i * VW), bias);
+        if (kind == KV_Q5_1 && step % 2 == 0) fetch_ahead(k, ((size_t)(g * 4 + step / 2) * PAGE + (size_t)lane) * 4, INT_VECS * VW * 4);
+        if (kind == KV_Q8_0 && rows < MAX_TILE) fetch_ahead(k, ((size_t)(g * 8 + step) * PAGE + (size_t)lane) * 4, INT_VECS * VW * 4);
         UNROLL for (int r = 0; r < rows; r++) {
             V(i) a = four_codes(q[r]->code + g * GROUP + step * 4);
             UNROLL for (int i = 0; i < INT_VECS; i++) dot[r][i] = V(dot)(dot[r][i], w[i], a);
@@ -166,12 +176,16 @@ VEC_FN V(f) load_v(enum kv_kind kind, const v_tile *t, int j, int col) {
 }
 
 VEC_FN void value_columns(enum kv_kind kind, int rows, int vecs, const v_tile *t, int col, const float *p, int j0, int j1, float *o, int64_t ldo) {
-    V(f) acc[MAX_TILE][VALUE_VECS];
+    V(f) acc[MAX_TILE][MAX_VECS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vecs; i++) acc[r][i] = V(load)(o + r * ldo + i * VW);
     for (int j = j0; j < j1; j++) {
-        V(f) w[VALUE_VECS];
+        V(f) w[MAX_VECS];
         UNROLL for (int i = 0; i < vecs; i++) w[i] = load_v(kind, t, j, col + i * VW);
+        if ((kind != KV_F32 || rows < MAX_TILE) && col == 0) {
+            size_t at = t->base + (size_t)(j * t->w), half = kind == KV_Q5_1 ? 2 : 1;
+            fetch_ahead(t->v, at * value_bytes(kind) / half, (size_t)t->w * value_bytes(kind) / half);
+        }
         UNROLL for (int r = 0; r < rows; r++) {
             V(f) a = V(set1)(p[r * PAGE + j]);
             UNROLL for (int i = 0; i < vecs; i++) acc[r][i] = V(fma)(a, w[i], acc[r][i]);
@@ -182,16 +196,12 @@ VEC_FN void value_columns(enum kv_kind kind, int rows, int vecs, const v_tile *t
 }
 
 VEC_FN void value_tiles(enum kv_kind kind, int rows, const kv_view *v, int dim_p, const float *p, int j0, int j1, float *o, int64_t ldo) {
+    const int vecs = vecs_for(rows);
     for (int c0 = 0; c0 < dim_p; c0 += TILE_DIMS, o += TILE_DIMS) {
         v_tile t = {v, (size_t)c0 * PAGE, kv_tile_width(dim_p, c0 / TILE_DIMS)};
-        if (VW == 16 && t.w < TILE_DIMS) {
-            for (int col = 0; col < t.w; col += VW) value_columns(kind, rows, 1, &t, col, p, j0, j1, o + col, ldo);
-        } else if (VW == 16) {
-            t.w = TILE_DIMS;
-            value_columns(kind, rows, VALUE_VECS, &t, 0, p, j0, j1, o, ldo);
-        } else {
-            for (int col = 0; col < t.w; col += VALUE_VECS * VW) value_columns(kind, rows, VALUE_VECS, &t, col, p, j0, j1, o + col, ldo);
-        }
+        int col = 0;
+        for (; col + vecs * VW <= t.w; col += vecs * VW) value_columns(kind, rows, vecs, &t, col, p, j0, j1, o + col, ldo);
+        for (; col < t.w; col += 16) value_columns(kind, rows, 16 / VW, &t, col, p, j0, j1, o + col, ldo);
     }
 }
 

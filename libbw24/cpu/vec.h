@@ -23,7 +23,8 @@
  *   fma a*b + c; fms a*b - c; fnma c - a*b, one rounding each     cvt truncating f32 -> i32; flt i32 -> f32
  *   pow2 bits of 2^n from an integral i32                          unless_lt x < bound ? +0 : y
  *   neg_if sign of y flipped where x < 0                           range lane l keeps x if j0 <= base + l < j1, else gets fill
- *   load_f16, load_e4m3, load_i8 widen VW stored values; load_u8d widens VW bytes to i32
+ *   load_f16, load_e4m3, load_i8 widen VW stored values; load_u8d widens VW bytes to i32. An e4m3 code moved to the places of an f16 is its
+ *   value times 2^-8, subnormals included
  *   dup_lo, dup_hi: lanes 0 0 1 1 .. of the lower or upper half    swap: lanes 1 0 3 2 ..
  *   hmax largest lane; hsum adds lanes l and l xor o for o = VW/2 .. 1
  *   kcode prepares 4*VW codes u8 (value + bias, bias 128 or 0); dot_start, dot: acc + sum over 4 of code * a, exactly */
@@ -63,10 +64,8 @@ VEC_FN v16_f v16_range(v16_f x, int base, int j0, int j1, float fill) {
 }
 VEC_FN v16_f v16_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 VEC_FN v16_f v16_load_e4m3(const uint8_t *p) {
-    __m256i c = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
-    __m256i mag = _mm256_slli_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0x7f)), 7);
-    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0x80)), 8);
-    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(mag, sign)), _mm512_set1_ps(256.0f));
+    __m256i c = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_and_si256(c, _mm256_set1_epi16((short)0xbfff))), _mm512_set1_ps(256.0f));
 }
 VEC_FN v16_f v16_load_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 VEC_FN v16_i v16_load_u8d(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
@@ -138,10 +137,8 @@ VEC_FN v8_f v8_range(v8_f x, int base, int j0, int j1, float fill) {
 }
 VEC_FN v8_f v8_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 VEC_FN v8_f v8_load_e4m3(const uint8_t *p) {
-    __m128i c = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p));
-    __m128i mag = _mm_slli_epi16(_mm_and_si128(c, _mm_set1_epi16(0x7f)), 7);
-    __m128i sign = _mm_slli_epi16(_mm_and_si128(c, _mm_set1_epi16(0x80)), 8);
-    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(mag, sign)), _mm256_set1_ps(256.0f));
+    __m128i c = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_and_si128(c, _mm_set1_epi16((short)0xbfff))), _mm256_set1_ps(256.0f));
 }
 VEC_FN v8_f v8_load_i8(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
 VEC_FN v8_i v8_load_u8d(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
