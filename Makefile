@@ -58,7 +58,7 @@ endif
 
 OBJ     := $(C_FILES:%.c=$(BUILD)/%.o)
 C_TESTS := $(patsubst tests/c/%.c,$(BUILD)/tests/%,$(wildcard tests/c/test_*.c))
-PYTEST  := $(PYTHON) -m pytest -q
+PYTEST  := $(PYTHON) -m pytest
 JOBS     = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) # all cores, unless -j was given
 PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 

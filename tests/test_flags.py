@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,15 @@ def test_unknown_variables_are_reported_with_the_nearest_name():
     lines = flags.unknown_variables({"BW24_THREAD": "2", "BW24_KV": "f16", "BW24_XYZZY_PLUGH": "1", "PATH": "/bin"})
     assert lines[0] == "BW24_THREAD is set but nothing reads it; did you mean BW24_THREADS?"
     assert lines[1].startswith("BW24_XYZZY_PLUGH is set") and len(lines) == 2
+
+
+def test_another_library_is_loaded_where_the_variable_says(tmp_path):
+    run = [sys.executable, "-m", "bw24", "--version"]
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "py"), "BW24_LIBRARY": str(tmp_path / "none.so")}
+    done = subprocess.run(run, env=environ, capture_output=True, text=True)
+    assert done.returncode == 2 and "none.so is missing" in done.stderr
+    shutil.copy(ROOT / "py" / "bw24" / "libbw24.so", tmp_path / "none.so")
+    assert subprocess.run(run, env=environ, capture_output=True).returncode == 0
 
 
 def test_variables_reach_their_readers(tmp_path):

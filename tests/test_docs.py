@@ -1,0 +1,78 @@
+"""The pages keep their word: links lead somewhere, commands parse, the C program compiles, the README has two set-up commands."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bw24 import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "research").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def commands(text: str) -> list[list[str]]:
+    """Command lines of bw24 in a page's blocks, up to the explanation that follows two or more blanks."""
+    import shlex
+
+    lines = [line.strip() for block in re.findall(r"```\n(.*?)```", text, re.S) for line in block.splitlines()]
+    return [shlex.split(re.split(r"\s{2,}", line)[0])[1:] for line in lines if line.startswith("bw24 ")]
+
+
+@pytest.mark.parametrize("page", ["README.md"])
+def test_commands_parse(page):
+    found = commands((ROOT / page).read_text(encoding="utf-8"))
+    assert len(found) >= 8
+    for words in found:
+        cli.build_parser().parse_args(words)
+
+
+def test_examples_of_the_help_parse():
+    """Every example in a command's help is a line that its parser takes."""
+    import shlex
+
+    from bw24 import cli_chat, cli_check, cli_model, cli_text
+
+    texts = [getattr(m, name) for m in (cli_chat, cli_check, cli_model, cli_text) for name in dir(m) if name.endswith("_EXAMPLES")]
+    lines = [line for text in [*texts, cli.EXAMPLES] for line in text.splitlines() if "bw24 " in line and "`" not in line]
+    assert len(lines) > 20
+    for line in lines:
+        words = shlex.split(re.split(r"\s{2,}", line.strip())[0].split("| ")[-1])
+        cli.build_parser().parse_args(words[1:])
+
+
+def test_the_readme_has_two_set_up_commands():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Set-up")[1].split("## ")[0]
+    assert re.findall(r"```\n(.*?)```", text, re.S) == ["make && python -m bw24 gen\nmake test\n"]
+    assert "not run on the target card" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_c_program_compiles(tmp_path):
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler")
+    code = re.search(r"```c\n(.*?)```", (ROOT / "docs" / "abi.md").read_text(encoding="utf-8"), re.S).group(1)
+    (tmp_path / "program.c").write_text(code)
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(ROOT / "libbw24")]
+    subprocess.run([compiler, *flags, str(tmp_path / "program.c")], check=True)
+
+
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
+    from tiny_model import write_tiny
+
+    write_tiny(tmp_path / "model.gguf")
+    monkeypatch.chdir(tmp_path)
+    scope: dict = {}
+    exec(re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S).group(1), scope)
+    assert scope["logits"].shape == (260,)
