@@ -173,6 +173,7 @@ HOSTILE = {
     "doubling list": GROW + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
     "doubling tuple": GROW + "{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ {ns.x: 1} }}",
     "doubling dict": GROW + "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}",
+    "doubling fromkeys": "{% set x = 1 %}" + "{% set x = dict.fromkeys([1, 2], x) %}" * 60 + "{{ x == 1 }}",
     "doubling cycler": GROW + "{% set ns.x = cycler(ns.x, ns.x).items %}{% endfor %}{{ ns.x }}",
     "doubling varargs": "{% macro f(n) %}{{ f(n - 1, varargs, varargs) if n > 0 else varargs }}{% endmacro %}{{ f(60, 1) }}",
     "comparison": GROW + "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",

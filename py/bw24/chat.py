@@ -25,7 +25,8 @@ RENDER_SECONDS = 10.0  # of computing. Milliseconds are usual, but Gemma 4's tem
 
 
 def _line(text: object) -> str:
-    return " ".join(str(text).split()) or "no message"
+    """A template's or jinja2's message as one line of at most 2000 characters."""
+    return " ".join(str(text)[:2000].split()) or "no message"
 
 
 class ChatTemplate:

@@ -262,6 +262,8 @@ class Environment(ImmutableSandboxedEnvironment):
         result = super().call(context, obj, *args, **kwargs)
         if isinstance(result, (str, bytes)):
             self.budget.spend(len(result))
+        elif isinstance(result, (list, tuple, dict)) and size_of(result) > MAX_SIZE:
+            raise Limit("a container that is too large")
         return result
 
     @staticmethod
