@@ -84,7 +84,8 @@ size_t cpu_attend_work(const bw_kv_desc *kv, int n_rows, int q_heads) {
     return carve_scratch(&w, NULL, kv->dim, most_queries(n_rows, q_heads / kv->heads)) + 64;
 }
 
-static void open_call(call *a, enum cpu_isa isa, const bw_kv_desc *kv, uint8_t *const *pages, int n_rows, int q_heads, float c, void *work) {
+static void open_call(call *a, enum cpu_isa isa, const bw_kv_desc *kv, uint8_t *const *pages, int n_rows, int q_heads, float c,
+                      void *work) {
     *a = (call){.kernel = kernels_of(isa), .kv = kv, .pages = pages, .c = c, .q_heads = q_heads};
     a->kk = kv_kind_of(kv->kt);
     a->vk = kv_kind_of(kv->vt);
@@ -154,8 +155,8 @@ static int finish(int dim, const float *nl, const float *sum, float *out) {
     return top >= 0x7f800000u ? -1 : 0;
 }
 
-/* o of a tile. The keys that all n queries see go through the kernel together; what only some see goes alone, before or after, so that every
- * query meets exactly its own keys in ascending order. */
+/* o of a tile. The keys that all n queries see go through the kernel together; what only some see goes alone, before or after, so
+ * that every query meets exactly its own keys in ascending order. */
 static void tile_values(const call *a, const kv_view *v, const active *t, int n) {
     float *o = a->w.o;
     int j0 = 0, j1 = PAGE;
@@ -227,7 +228,10 @@ static int run_page(const call *a, int head, int64_t b, int ahead, int r0, int r
         v = (kv_view){.kind = KV_F32, .data = (const uint8_t *)a->w.v};
     }
     float *acc = NULL;
-    if (a->acc) acc = a->acc + ((size_t)(b - a->acc_first) * (size_t)a->q_heads + (size_t)(head * a->group)) * cpu_attend_piece_floats(a->kv);
+    if (a->acc) {
+        size_t piece = (size_t)(b - a->acc_first) * (size_t)a->q_heads + (size_t)(head * a->group);
+        acc = a->acc + piece * cpu_attend_piece_floats(a->kv);
+    }
     for (int i = 0; i < n; i += MAX_TILE)
         if (run_tile(a, &k, &v, a->w.list + i, n - i < MAX_TILE ? n - i : MAX_TILE, acc)) return -1;
     return 0;
@@ -254,8 +258,8 @@ static int block_pages(const call *a, int r0, int r1, int64_t *b0, int64_t *b1) 
     return 0;
 }
 
-int cpu_attend(enum cpu_isa isa, const bw_kv_desc *kv, uint8_t *const *pages, int n_rows, const int64_t *lo, const int64_t *hi, const float *q,
-               int64_t ldq, int q_heads, float c, float *out, int64_t ldo, int h0, int h1, void *work) {
+int cpu_attend(enum cpu_isa isa, const bw_kv_desc *kv, uint8_t *const *pages, int n_rows, const int64_t *lo, const int64_t *hi,
+               const float *q, int64_t ldq, int q_heads, float c, float *out, int64_t ldo, int h0, int h1, void *work) {
     call a;
     open_call(&a, isa, kv, pages, n_rows, q_heads, c, work);
     a.lo = lo;

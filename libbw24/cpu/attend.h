@@ -21,15 +21,17 @@ int cpu_kv_append(const bw_kv_desc *kv, uint8_t *page, int slot, const float *k,
 /* bytes of scratch for one call (and thread) with at most n_rows rows; 64-byte alignment is best */
 size_t cpu_attend_work(const bw_kv_desc *kv, int n_rows, int q_heads);
 
-/* n_rows query rows of one sequence, KV heads h0 .. h1-1. Row i sees keys lo[i] <= j < hi[i], at least one; pages[j / 64] holds key j (a page
- * that no row sees may be NULL). Row i of q and out: q + i * ldq, out + i * ldo, [q_heads][dim]; q_heads is a multiple of kv->heads; only the
- * query heads of h0 .. h1-1 are read and written. c = scale * log2 e as f32. Nonzero on Inf or NaN or an empty range; out is then undefined. */
-int cpu_attend(enum cpu_isa isa, const bw_kv_desc *kv, uint8_t *const *pages, int n_rows, const int64_t *lo, const int64_t *hi, const float *q,
-               int64_t ldq, int q_heads, float c, float *out, int64_t ldo, int h0, int h1, void *work);
+/* n_rows query rows of one sequence, KV heads h0 .. h1-1. Row i sees keys lo[i] <= j < hi[i], at least one; pages[j / 64] holds key j
+ * (a page that no row sees may be NULL). Row i of q and out: q + i * ldq, out + i * ldo, [q_heads][dim]; q_heads is a multiple of
+ * kv->heads; only the query heads of h0 .. h1-1 are read and written. c = scale * log2 e as f32. Nonzero on Inf or NaN or an empty
+ * range; out is then undefined. */
+int cpu_attend(enum cpu_isa isa, const bw_kv_desc *kv, uint8_t *const *pages, int n_rows, const int64_t *lo, const int64_t *hi,
+               const float *q, int64_t ldq, int q_heads, float c, float *out, int64_t ldo, int h0, int h1, void *work);
 
-/* The same for one row in two steps, so that threads may share its keys: first any split of the pages lo/64 .. (hi-1)/64 and of the KV heads
- * over cpu_attend_pieces, then cpu_attend_merge over any split of the KV heads. acc: n_pieces * q_heads * cpu_attend_piece_floats(kv) floats,
- * n_pieces = (hi-1)/64 - lo/64 + 1. Pages b0 .. b1-1 are indices into pages[], within lo/64 .. (hi-1)/64. */
+/* The same for one row in two steps, so that threads may share its keys: first any split of the pages lo/64 .. (hi-1)/64 and of the KV
+ * heads over cpu_attend_pieces, then cpu_attend_merge over any split of the KV heads. acc: [n_pieces][q_heads] pieces of
+ * cpu_attend_piece_floats(kv) floats, n_pieces = (hi-1)/64 - lo/64 + 1. Pages b0 .. b1-1 are indices into pages[], within
+ * lo/64 .. (hi-1)/64. */
 size_t cpu_attend_piece_floats(const bw_kv_desc *kv);
 int cpu_attend_pieces(enum cpu_isa isa, const bw_kv_desc *kv, uint8_t *const *pages, int64_t b0, int64_t b1, int64_t lo, int64_t hi,
                       const float *q, int q_heads, float c, float *acc, int h0, int h1, void *work);

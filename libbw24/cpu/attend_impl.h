@@ -7,8 +7,8 @@
  *                     [dim/32][64] u32, bit i of byte b = dim 4i + b; scales, minima f16 [dim/32][64]
  *   V, lanes = dims, in tiles of 64 dims (the last narrower, w = 16, 32, 48 or 64), each tile [64 keys][w]
  *                     f32, f16, e4m3: values; q8_0: codes s8; scales f16 [64][w/32] by tile
- *                     q5_1: byte e of block b = dim 32b + e | dim 32b + 16 + e << 4, [64][w/2]; bit 4 of the codes u32 [64][w/32], bit e = dim
- *                     32b + e; scales, minima f16 [64][w/32]
+ *                     q5_1: byte e of block b = dim 32b + e | dim 32b + 16 + e << 4, [64][w/2]; bit 4 of the codes u32 [64][w/32],
+ *                     bit e = dim 32b + e; scales, minima f16 [64][w/32]
  * A key's bytes in a tile plane begin at (tile * 64 * 64 + key * w) values. */
 #ifndef BW24_CPU_ATTEND_IMPL_H
 #define BW24_CPU_ATTEND_IMPL_H
@@ -60,7 +60,8 @@ kv_planes kv_k_planes(enum kv_kind kind, int dim);
 kv_planes kv_v_planes(enum kv_kind kind, int dim, size_t start);
 
 static inline kv_view kv_view_at(enum kv_kind kind, const kv_planes *p, const uint8_t *block) {
-    return (kv_view){kind, block + p->data, (const uint32_t *)(block + p->high), (const uint16_t *)(block + p->s), (const uint16_t *)(block + p->m), 0};
+    return (kv_view){.kind = kind, .data = block + p->data, .high = (const uint32_t *)(block + p->high),
+                     .s = (const uint16_t *)(block + p->s), .m = (const uint16_t *)(block + p->m)};
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* The kernels of ATTEND, one text for every instruction set: a kernel file includes vec.h, defines V(name), VW and ATTEND_TABLE, then includes
- * this. Owns the inner loops; the order of operations is docs/numerics.md §6. Knows pages only as views (attend_impl.h).
+/* The kernels of ATTEND, one text for every instruction set: a kernel file includes vec.h, defines V(name), VW and ATTEND_TABLE, then
+ * includes this. Owns the inner loops; the order of operations is docs/numerics.md §6. Knows pages only as views (attend_impl.h).
  *
  * Scores keep up to MAX_TILE queries by a few vectors of keys in registers and walk down the dims: each key's serial fma chain is one
  * lane. Values keep queries by vectors of dims and walk over the keys. Both load a vector of the page once for all the queries. */
@@ -17,8 +17,8 @@ VEC_FN V(f) load_value(enum kv_kind kind, const uint8_t *data, size_t i) {
     return V(load_e4m3)(data + i);
 }
 
-/* Decoding of one row is bound by memory latency: pages do not follow each other and hardware prefetchers stop at 4 KiB. So kernels fetch the
- * page ahead while they compute. Not where many queries share a page: there it is in the cache. */
+/* Decoding of one row is bound by memory latency: pages do not follow each other and hardware prefetchers stop at 4 KiB. So kernels
+ * fetch the page ahead while they compute. Not where many queries share a page: there it is in the cache. */
 VEC_FN void fetch_ahead(const kv_view *k, size_t byte, size_t count) {
     for (size_t b = 0; b < count; b += 64) __builtin_prefetch((const void *)((uintptr_t)k->data + byte + b + (uintptr_t)k->ahead));
 }
@@ -175,7 +175,8 @@ VEC_FN V(f) load_v(enum kv_kind kind, const v_tile *t, int j, int col) {
     return load_value(kind, t->v->data, at + (size_t)col);
 }
 
-VEC_FN void value_columns(enum kv_kind kind, int rows, int vecs, const v_tile *t, int col, const float *p, int j0, int j1, float *o, int64_t ldo) {
+VEC_FN void value_columns(enum kv_kind kind, int rows, int vecs, const v_tile *t, int col, const float *p, int j0, int j1, float *o,
+                          int64_t ldo) {
     V(f) acc[MAX_TILE][MAX_VECS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vecs; i++) acc[r][i] = V(load)(o + r * ldo + i * VW);

@@ -24,7 +24,8 @@ static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 /* K and V planes have equal sizes but for V's pad; values counts the pad */
 static kv_planes planes(enum kv_kind kind, size_t values, size_t start) {
     kv_planes p = {.data = start};
-    size_t groups = values / GROUP, bytes = kind == KV_F32 ? 4 * values : kind == KV_F16 ? 2 * values : kind == KV_Q5_1 ? values / 2 : values;
+    size_t groups = values / GROUP;
+    size_t bytes = kind == KV_F32 ? 4 * values : kind == KV_F16 ? 2 * values : kind == KV_Q5_1 ? values / 2 : values;
     p.high = align64(start + bytes);
     p.s = align64(p.high + (kind == KV_Q5_1 ? 4 * groups : 0));
     p.m = align64(p.s + (kind == KV_Q5_1 || kind == KV_Q8_0 ? 2 * groups : 0));
@@ -101,7 +102,7 @@ static void put_k_codes(enum kv_kind kind, const kv_planes *p, uint8_t *page, in
     size_t at = (size_t)(g * PAGE + slot);
     memcpy(page + p->s + 2 * at, &b->s, 2);
     if (kind == KV_Q8_0) {
-        for (int i = 0; i < GROUP; i++) data[((size_t)(g * 8 + i / 4) * PAGE + (size_t)slot) * 4 + (size_t)(i % 4)] = (uint8_t)(b->q[i] + 128);
+        for (int i = 0; i < GROUP; i++) data[((g * 8 + i / 4) * PAGE + slot) * 4 + i % 4] = (uint8_t)(b->q[i] + 128);
         return;
     }
     memcpy(page + p->m + 2 * at, &b->m, 2);
@@ -110,7 +111,7 @@ static void put_k_codes(enum kv_kind kind, const kv_planes *p, uint8_t *page, in
     memcpy(page + p->high + 4 * at, high, 4);
     for (int i = 0; i < GROUP / 8; i++)
         for (int e = 0; e < 4; e++)
-            data[((size_t)(g * 4 + i) * PAGE + (size_t)slot) * 4 + (size_t)e] = (uint8_t)((b->q[8 * i + e] & 15) | (b->q[8 * i + 4 + e] & 15) << 4);
+            data[((g * 4 + i) * PAGE + slot) * 4 + e] = (uint8_t)((b->q[8 * i + e] & 15) | (b->q[8 * i + 4 + e] & 15) << 4);
 }
 
 static int append_k(enum kv_kind kind, int dim, uint8_t *page, int slot, const float *x) {

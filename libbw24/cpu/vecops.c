@@ -19,7 +19,10 @@ void cpu_rope(enum cpu_isa isa, const float *x, float *y, int heads, int dim, in
     for (int h = 0; h < heads; h++) kernel->rope(x + (int64_t)h * dim, y + (int64_t)h * dim, dim, rot, style, cs);
 }
 
-void cpu_glu(enum cpu_isa isa, enum bw_act act, const float *g, const float *u, float *y, int64_t n) { kernels_of(isa)->glu(act, g, u, y, n); }
+void cpu_glu(enum cpu_isa isa, enum bw_act act, const float *g, const float *u, float *y, int64_t n) {
+    kernels_of(isa)->glu(act, g, u, y, n);
+}
+
 void cpu_add(enum cpu_isa isa, const float *a, const float *b, float *y, int64_t n) { kernels_of(isa)->add(a, b, y, n); }
 void cpu_scale(enum cpu_isa isa, const float *x, float c, float *y, int64_t n) { kernels_of(isa)->scale(x, c, y, n); }
 void cpu_softcap(enum cpu_isa isa, const float *x, float cap, float *y, int64_t n) { kernels_of(isa)->softcap(x, cap, y, n); }

@@ -8,7 +8,7 @@
 
 /* w: [n] or NULL; l2: the sum of squares instead of its mean */
 void cpu_norm(enum cpu_isa isa, const float *x, const float *w, float *y, int64_t n, float eps, int l2);
-/* x, y: [heads][dim]; cs: [rot] from bw_rope_table; rot even, <= dim; values from rot on are copied. x and y are the same row or disjoint */
+/* x, y: [heads][dim], the same row or disjoint; cs: [rot] from bw_rope_table; rot even, <= dim; values from rot on are copied */
 void cpu_rope(enum cpu_isa isa, const float *x, float *y, int heads, int dim, int rot, enum bw_rope_style style, const float *cs);
 void cpu_glu(enum cpu_isa isa, enum bw_act act, const float *g, const float *u, float *y, int64_t n);
 void cpu_add(enum cpu_isa isa, const float *a, const float *b, float *y, int64_t n);

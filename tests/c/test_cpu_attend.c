@@ -1,5 +1,5 @@
-/* The CPU's ATTEND, KV_APPEND and row ops against the reference by memcmp, for every instruction set of this machine; the vector forms of the
- * elementary functions against canon.h. Prints what it ran; exits 1 at the first difference. */
+/* The CPU's ATTEND, KV_APPEND and row ops against the reference by memcmp, for every instruction set of this machine; the vector forms
+ * of the elementary functions against canon.h. Prints what it ran; exits 1 at the first difference. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,8 @@ static void expect(const float *got, const float *want, int64_t n, const char *w
     checks++;
     if (memcmp(got, want, sizeof(float) * (size_t)n) == 0) return;
     for (int64_t i = 0; i < n; i++)
-        if (memcmp(got + i, want + i, 4)) FAIL("%s %s (%d, %d, %d): value %ld is %a, expected %a", what, isa_names[isa], a, b, c, (long)i, got[i], want[i]);
+        if (memcmp(got + i, want + i, 4))
+            FAIL("%s %s (%d, %d, %d): value %ld is %a, expected %a", what, isa_names[isa], a, b, c, (long)i, got[i], want[i]);
 }
 
 /* ---- elementary functions */
@@ -60,9 +61,11 @@ static float scalar(enum cpu_fn f, float x) {
     }
 }
 
-static const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, 0.5f, -0.5f, 1.5f, -1.5f, 0x1p-149f, -0x1p-149f, 0x1p-126f, -0x1p-126f, 65504.0f, -65504.0f,
-    3.402823466e38f, -3.402823466e38f, -125.0f, -125.00001f, -124.99999f, 127.0f, 127.00001f, 126.5f, -86.0f, -86.00001f, -85.99999f, 88.0f,
-    88.00001f, 87.99999f, 43.0f, -43.0f, 10.0f, -10.0f, 0.34657359f, -0.34657359f, 1e-30f, -1e30f, 126.99999f, 20.0f};
+static const float special[] = {
+    0.0f, -0.0f, 1.0f, -1.0f, 0.5f, -0.5f, 1.5f, -1.5f, 0x1p-149f, -0x1p-149f, 0x1p-126f, -0x1p-126f, 65504.0f, -65504.0f,
+    3.402823466e38f, -3.402823466e38f, -125.0f, -125.00001f, -124.99999f, 127.0f, 127.00001f, 126.5f, -86.0f, -86.00001f, -85.99999f,
+    88.0f, 88.00001f, 87.99999f, 43.0f, -43.0f, 10.0f, -10.0f, 0.34657359f, -0.34657359f, 1e-30f, -1e30f, 126.99999f, 20.0f,
+};
 
 /* n arguments: the special ones, then a mix of the usual range and of any finite bit pattern */
 static void test_functions(void) {
@@ -136,7 +139,8 @@ static void test_rows(void) {
 }
 
 static void test_rope(void) {
-    static const int shapes[][3] = {{3, 64, 64}, {1, 256, 256}, {2, 128, 64}, {2, 96, 96}, {1, 80, 32}, {2, 20, 14}, {1, 2, 2}, {1, 512, 512}, {2, 32, 24}};
+    static const int shapes[][3] = {{3, 64, 64}, {1, 256, 256}, {2, 128, 64}, {2, 96, 96}, {1, 80, 32},
+                                    {2, 20, 14}, {1, 2, 2},     {1, 512, 512}, {2, 32, 24}};
     float ff[256], cs[512];
     for (int i = 0; i < 256; i++) ff[i] = i < 20 ? 1.0f + 0.1f * (float)i : 1e30f;
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
@@ -219,12 +223,14 @@ static void cache_free(cache *c) {
 }
 
 /* the row in two steps, the pages split in up to three calls */
-static void run_pieces(enum cpu_isa isa, const cache *c, int64_t lo, int64_t hi, const float *q, int q_heads, float factor, float *out, void *work) {
+static void run_pieces(enum cpu_isa isa, const cache *c, int64_t lo, int64_t hi, const float *q, int q_heads, float factor, float *out,
+                       void *work) {
     int64_t b0 = lo / 64, b1 = (hi - 1) / 64 + 1, third = (b1 - b0 + 2) / 3;
     float *acc = need(malloc(sizeof(float) * (size_t)(b1 - b0) * (size_t)q_heads * cpu_attend_piece_floats(&c->kv)));
     for (int h = 0; h < c->kv.heads; h++)
         for (int64_t b = b0; b < b1; b += third)
-            if (cpu_attend_pieces(isa, &c->kv, c->cpu, b, b + third < b1 ? b + third : b1, lo, hi, q, q_heads, factor, acc, h, h + 1, work)) FAIL("pieces");
+            if (cpu_attend_pieces(isa, &c->kv, c->cpu, b, b + third < b1 ? b + third : b1, lo, hi, q, q_heads, factor, acc, h, h + 1, work))
+                FAIL("pieces");
     if (cpu_attend_merge(isa, &c->kv, b1 - b0, acc, q_heads, out, 0, c->kv.heads)) FAIL("merge");
     free(acc);
 }
@@ -383,7 +389,8 @@ static void test_faults(void) {
                 fill(q, D, 1.0f);
                 q[5] = bad[b];
                 if (!ref_attend(&c.kv, c.ref, lo, hi, q, 1, 1.0f, out)) FAIL("reference attend took %g", (double)bad[b]);
-                if (!cpu_attend(isas[i], &c.kv, c.cpu, 1, &lo, &hi, q, D, 1, 1.0f, out, D, 0, 1, work)) FAIL("attend took %g", (double)bad[b]);
+                if (!cpu_attend(isas[i], &c.kv, c.cpu, 1, &lo, &hi, q, D, 1, 1.0f, out, D, 0, 1, work))
+                    FAIL("attend took %g", (double)bad[b]);
                 q[5] = 1.0f;
                 hi = 3;
                 if (!cpu_attend(isas[i], &c.kv, c.cpu, 1, &lo, &hi, q, D, 1, 1.0f, out, D, 0, 1, work)) FAIL("attend took an empty range");
