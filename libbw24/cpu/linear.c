@@ -33,7 +33,7 @@ enum cpu_isa cpu_isa_best(void) {
 }
 
 const char *cpu_isa_name(enum cpu_isa isa) {
-    static const char *const names[] = {"portable", "avx2", "avx-vnni", "avx512-vnni"};
+    static const char *const names[] = {"portable", "avx2", "avxvnni", "avx512vnni"};
     return names[isa];
 }
 

@@ -13,8 +13,8 @@
         default: gemv(PACK_##K, 4, tile, groups, a, stride, acc); break; \
         } \
     } \
-    static void unpack_##K(const uint8_t *tile, int64_t groups, int64_t g0, int64_t n, uint8_t *codes, float *scales) { \
-        unpack(PACK_##K, tile, groups, g0, n, codes, scales); \
+    static void unpack_##K(const uint8_t *tile, int64_t g0, int64_t n, uint8_t *codes, float *scales) { \
+        unpack(PACK_##K, tile, g0, n, codes, scales); \
     }
 FOR_KINDS(DEFINE_GEMV)
 
@@ -27,9 +27,9 @@ static void gemv_packed(enum pack_kind k, int nr, const uint8_t *tile, int64_t g
     }
 }
 
-static void unpack_packed(enum pack_kind k, const uint8_t *tile, int64_t groups, int64_t g0, int64_t n, uint8_t *codes, float *scales) {
+static void unpack_packed(enum pack_kind k, const uint8_t *tile, int64_t g0, int64_t n, uint8_t *codes, float *scales) {
     switch (k) {
-#define CASE(K) case PACK_##K: unpack_##K(tile, groups, g0, n, codes, scales); break;
+#define CASE(K) case PACK_##K: unpack_##K(tile, g0, n, codes, scales); break;
     FOR_KINDS(CASE)
 #undef CASE
     default: break;
@@ -87,42 +87,28 @@ INL vf load_weight(int k, const uint8_t *p) {
     return k == PACK_F32 ? v_loadf((const float *)(const void *)p) : k == PACK_F16 ? v_half(p) : v_bf16(p);
 }
 
-/* ns segments of len columns side by side, so that ns * nr independent chains of fma are under way; acc[nr][16] += p, ascending */
-INL void float_segments(int k, int nr, int ns, const uint8_t *w, int64_t len, const float *x, int64_t stride, float *acc) {
-    const int size = float_size(k);
-    UNROLL for (int h = 0; h < VH; h++) {
-        vf p[4][16];
-        UNROLL for (int s = 0; s < ns; s++) UNROLL for (int r = 0; r < nr; r++) p[s][r] = v_setf(0.0f);
-        for (int64_t c = 0; c < len; c++) {
-            UNROLL for (int s = 0; s < ns; s++) {
-                vf v = load_weight(k, w + ((c + SEGMENT * s) * CPU_TILE + VL * h) * size);
-                UNROLL for (int r = 0; r < nr; r++) p[s][r] = v_fma(v, v_bcastf(x + (c + SEGMENT * s) * stride + r), p[s][r]);
-            }
+/* one segment of len columns: acc[nr][16] += p. VH * nr chains of fma; even the single one of a GEMV row keeps up with memory */
+INL void float_segment(int k, int nr, const uint8_t *w, int64_t len, const float *x, int64_t stride, float *acc) {
+    vf p[VH][16];
+    UNROLL for (int h = 0; h < VH; h++) UNROLL for (int r = 0; r < nr; r++) p[h][r] = v_setf(0.0f);
+    for (int64_t c = 0; c < len; c++, x += stride, w += CPU_TILE * float_size(k)) {
+        UNROLL for (int h = 0; h < VH; h++) {
+            vf v = load_weight(k, w + VL * float_size(k) * h);
+            UNROLL for (int r = 0; r < nr; r++) p[h][r] = v_fma(v, v_bcastf(x + r), p[h][r]);
         }
+    }
+    UNROLL for (int h = 0; h < VH; h++) {
         UNROLL for (int r = 0; r < nr; r++) {
             float *y = acc + r * CPU_TILE + VL * h;
-            vf sum = v_loadf(y);
-            UNROLL for (int s = 0; s < ns; s++) sum = v_add(sum, p[s][r]);
-            v_storef(y, sum);
+            v_storef(y, v_add(v_loadf(y), p[h][r]));
         }
     }
 }
 
 INL void float_gemv(int k, int nr, const uint8_t *tile, int64_t cols, const float *x, int64_t stride, float *acc) {
-    int64_t c = 0;
-    for (int64_t len; c < cols; c += len) {
-        const uint8_t *w = tile + c * CPU_TILE * float_size(k);
-        int64_t left = cols - c;
-        if (nr == 1 && left >= 4 * SEGMENT) {
-            len = 4 * SEGMENT;
-            float_segments(k, nr, 4, w, SEGMENT, x + c * stride, stride, acc);
-        } else if (left >= 2 * SEGMENT) {
-            len = 2 * SEGMENT;
-            float_segments(k, nr, 2, w, SEGMENT, x + c * stride, stride, acc);
-        } else {
-            len = left < SEGMENT ? left : SEGMENT;
-            float_segments(k, nr, 1, w, len, x + c * stride, stride, acc);
-        }
+    for (int64_t c = 0; c < cols; c += SEGMENT) {
+        int64_t len = cols - c < SEGMENT ? cols - c : SEGMENT;
+        float_segment(k, nr, tile + c * CPU_TILE * float_size(k), len, x + c * stride, stride, acc);
     }
 }
 
@@ -139,7 +125,7 @@ FLOAT_GEMV(F32)
 FLOAT_GEMV(F16)
 FLOAT_GEMV(BF16)
 
-#define FLOAT_CASE(NR) case NR: float_segments(PACK_F32, NR, 1, w, len, x, stride, acc); break;
+#define FLOAT_CASE(NR) case NR: float_segment(PACK_F32, NR, w, len, x, stride, acc); break;
 static void float_gemm(int nr, const uint8_t *w, int64_t len, const float *x, int64_t stride, float *acc) {
     switch (nr) { GEMM_LIST(FLOAT_CASE) default: break; }
 }
@@ -172,9 +158,23 @@ static int next_rows(int r, int end, int most) {
     return (left + pieces - 1) / pieces;
 }
 
-static void tile_quant(const cpu_mat *m, enum pack_kind k, const cpu_act *a, int64_t t, int r0, int r1, float *acc, scratch *s) {
+/* a matrix with what is worked out once a call */
+typedef struct view {
+    const cpu_mat *m;
+    enum pack_kind k;
+    int64_t tile_bytes;
+} view;
+
+static view view_of(const cpu_mat *m) {
+    enum pack_kind k = pack_kind_of(m->type);
+    return (view){m, k, pack_tile_bytes(k, m->cols)};
+}
+
+static void tile_quant(const view *v, const cpu_act *a, int64_t t, int r0, int r1, float *acc, scratch *s) {
+    const cpu_mat *m = v->m;
+    enum pack_kind k = v->k;
     int64_t groups = m->cols / GROUP, stride;
-    const uint8_t *tile = m->data ? m->data + t * pack_tile_bytes(k, m->cols) : NULL;
+    const uint8_t *tile = m->data ? m->data + t * v->tile_bytes : NULL;
     if (tile && r1 - r0 <= GEMV_ROWS && r0 % ACT_BLOCK + r1 - r0 <= ACT_BLOCK) {
         const act_line *l = act_line_at(a, r0, &stride);
         gemv_packed(k, r1 - r0, tile, groups, l, stride, acc);
@@ -186,7 +186,7 @@ static void tile_quant(const cpu_mat *m, enum pack_kind k, const cpu_act *a, int
     memset(acc, 0, (size_t)(r1 - r0) * CPU_TILE * sizeof *acc);
     for (int64_t g = 0; g < groups; g += PANEL_GROUPS) {
         int64_t n = groups - g < PANEL_GROUPS ? groups - g : PANEL_GROUPS;
-        if (tile) unpack_packed(k, tile, groups, g, n, s->w.q.codes, s->w.q.scales);
+        if (tile) unpack_packed(k, tile, g, n, s->w.q.codes, s->w.q.scales);
         else linear_raw_panel(m, t, g, n, zero, s->w.q.codes, s->w.q.scales);
         for (int r = r0, nr; r < r1; r += nr) {
             nr = next_rows(r, r1, GEMM_ROWS(form));
@@ -196,9 +196,11 @@ static void tile_quant(const cpu_mat *m, enum pack_kind k, const cpu_act *a, int
     }
 }
 
-static void tile_float(const cpu_mat *m, enum pack_kind k, const cpu_act *a, int64_t t, int r0, int r1, float *acc, scratch *s) {
+static void tile_float(const view *v, const cpu_act *a, int64_t t, int r0, int r1, float *acc, scratch *s) {
+    const cpu_mat *m = v->m;
+    enum pack_kind k = v->k;
     int64_t stride;
-    const uint8_t *tile = m->data ? m->data + t * pack_tile_bytes(k, m->cols) : NULL;
+    const uint8_t *tile = m->data ? m->data + t * v->tile_bytes : NULL;
     memset(acc, 0, (size_t)(r1 - r0) * CPU_TILE * sizeof *acc);
     if (tile && r1 - r0 <= GEMV_ROWS && r0 % ACT_BLOCK + r1 - r0 <= ACT_BLOCK) {
         const float *x = act_float_at(a, r0, &stride);
@@ -219,10 +221,9 @@ static void tile_float(const cpu_mat *m, enum pack_kind k, const cpu_act *a, int
     }
 }
 
-static void tile_rows(const cpu_mat *m, const cpu_act *a, int64_t t, int r0, int r1, float *acc, scratch *s) {
-    enum pack_kind k = pack_kind_of(m->type);
-    if (m->type->form == BW_FLOAT) tile_float(m, k, a, t, r0, r1, acc, s);
-    else tile_quant(m, k, a, t, r0, r1, acc, s);
+static void tile_rows(const view *v, const cpu_act *a, int64_t t, int r0, int r1, float *acc, scratch *s) {
+    if (v->m->type->form == BW_FLOAT) tile_float(v, a, t, r0, r1, acc, s);
+    else tile_quant(v, a, t, r0, r1, acc, s);
 }
 
 /* ---- epilogue ---- */
@@ -295,11 +296,13 @@ static void finish(const cpu_mat *m, const cpu_epi *e, int64_t t, int r0, int r1
 void LINEAR_FN(const cpu_mat *m, const cpu_act *a, int r0, int r1, float *y, int64_t ldy, int64_t t0, int64_t t1, const cpu_epi *e,
                void *work) {
     scratch *s = work;
+    int glu = e && e->mode == CPU_GLU;
+    view v = view_of(m), gate = view_of(glu ? e->gate : m);
     for (int r = r0, end; r < r1; r = end) {
         end = r - r % ACT_BLOCK + ROW_PANEL < r1 ? r - r % ACT_BLOCK + ROW_PANEL : r1;
         for (int64_t t = t0; t < t1; t++) {
-            tile_rows(m, a, t, r, end, s->acc[0], s);
-            if (e && e->mode == CPU_GLU) tile_rows(e->gate, a, t, r, end, s->acc[1], s);
+            tile_rows(&v, a, t, r, end, s->acc[0], s);
+            if (glu) tile_rows(&gate, a, t, r, end, s->acc[1], s);
             finish(m, e, t, r, end, s, y, ldy);
         }
     }

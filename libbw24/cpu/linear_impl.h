@@ -11,21 +11,26 @@ enum { GROUP = 32, SEGMENT = 256, SEGMENT_GROUPS = 8 };
  *   high1  64 bytes a group: bit w of byte (row, b) = fifth bit of value 4w + b
  *   high2  2 x 64 bytes a group: bits 2c, 2c + 1 of byte (j, row, b) = bits 4, 5 of value 4(4j + c) + b
  *   bytes  8 x 64 bytes a group: byte (w, row, b) = int8 code + 128
- * Planes follow one another, each starting at a multiple of 64 bytes; f16 and byte scales are [16 rows].
- *   Q4_0 IQ4_NL  nib[groups] | d f16[groups]             Q8_0   bytes[groups] | d f16[groups]
- *   Q4_1         nib[groups] | (d, m) f16[groups]        MXFP4  nib[groups] | e u8[groups]
- *   Q5_0         (nib, high1)[groups] | d f16[groups]    NVFP4  nib[groups] | (s0, s1) u8[groups]
- *   Q5_1         (nib, high1)[groups] | (d, m) f16[groups]
- *   Q4_K         (nib[8], the 12 scale bytes, d f16, dmin f16)[blocks]
- *   Q5_K         ((nib, high1)[8], the 12 scale bytes, d f16, dmin f16)[blocks]
- *   Q6_K         ((nib, high2)[8], scales i8[16])[blocks] | d f16[blocks]
- *   IQ4_XS       (nib[8], d f16, scales_h u16, scales_l u8[4])[blocks]
- *   F32 F16 BF16 value[cols] */
+ * A tile is a sequence of records, one linear stream of memory: a head with the scales, then the codes of its groups. The last record
+ * may hold fewer groups. f16 and byte scales are [16 rows].
+ *   type         codes        groups  head
+ *   Q4_0 IQ4_NL  nib          2       d f16 [2]
+ *   Q4_1         nib          1       d f16, m f16
+ *   Q5_0         nib, high1   2       d f16 [2]
+ *   Q5_1         nib, high1   1       d f16, m f16
+ *   Q8_0         bytes        2       d f16 [2]
+ *   MXFP4        nib          4       e u8 [4]
+ *   NVFP4        nib          2       (s0, s1) u8 [2]
+ *   Q4_K         nib          8       the 12 scale bytes, d f16, dmin f16
+ *   Q5_K         nib, high1   8       the same
+ *   Q6_K         nib, high2   8       scales i8 [16], d f16, 32 bytes of nothing
+ *   IQ4_XS       nib          8       d f16, scales_h u16, scales_l u8 [4]
+ * F32, F16, BF16: [column][16 rows]. */
 enum pack_kind {
     PACK_NONE, PACK_Q4_0, PACK_Q4_1, PACK_Q5_0, PACK_Q5_1, PACK_Q8_0, PACK_Q4_K, PACK_Q5_K, PACK_Q6_K,
     PACK_IQ4_NL, PACK_IQ4_XS, PACK_MXFP4, PACK_NVFP4, PACK_F32, PACK_F16, PACK_BF16, PACK_KINDS
 };
-enum { NIB = 256, HIGH1 = 64, HIGH2 = 128, Q4K_BLOCK = 8 * 256 + 256, Q5K_BLOCK = 8 * 320 + 256, Q6K_BLOCK = 8 * 384 + 256, IQ4XS_BLOCK = 8 * 256 + 128 };
+enum { NIB = 256, HIGH1 = 64, HIGH2 = 128 };
 
 enum pack_kind pack_kind_of(const bw_type_info *t);
 
@@ -35,12 +40,12 @@ enum pack_kind pack_kind_of(const bw_type_info *t);
 #define INL static inline
 #endif
 
-/* facts of the packed kinds, folded where the kind is constant: form; bytes a group of the code and scale planes; bytes a block of 256 */
+/* facts of the packed kinds, folded where the kind is constant */
 INL enum bw_form form_of(int k) {
     if (k == PACK_Q4_1 || k == PACK_Q5_1 || k == PACK_Q4_K || k == PACK_Q5_K) return BW_S1M;
     return k == PACK_Q6_K || k == PACK_NVFP4 ? BW_S2 : BW_S1;
 }
-INL int64_t scale_bytes(int k) { return k == PACK_MXFP4 ? 16 : k == PACK_Q4_1 || k == PACK_Q5_1 ? 64 : 32; }
+/* bytes of a group's codes */
 INL int64_t code_bytes(int k) {
     switch (k) {
     case PACK_Q8_0: return 512;
@@ -49,9 +54,21 @@ INL int64_t code_bytes(int k) {
     default: return NIB;
     }
 }
-INL int64_t block_bytes(int k) {
-    return k == PACK_Q4_K ? Q4K_BLOCK : k == PACK_Q5_K ? Q5K_BLOCK : k == PACK_Q6_K ? Q6K_BLOCK : k == PACK_IQ4_XS ? IQ4XS_BLOCK : 0;
+/* bytes of a record's head, and the groups it serves */
+INL int64_t head_bytes(int k) {
+    return k == PACK_Q4_K || k == PACK_Q5_K ? 256 : k == PACK_Q6_K ? 320 : k == PACK_IQ4_XS ? 128 : 64;
 }
+INL int head_groups(int k) {
+    switch (k) {
+    case PACK_Q4_1: case PACK_Q5_1: return 1;
+    case PACK_MXFP4: return 4;
+    case PACK_Q4_K: case PACK_Q5_K: case PACK_Q6_K: case PACK_IQ4_XS: return 8;
+    default: return 2;
+    }
+}
+/* where the head that serves group g begins, and the group's codes */
+INL int64_t head_at(int k, int64_t g) { return g / head_groups(k) * (head_bytes(k) + head_groups(k) * code_bytes(k)); }
+INL int64_t codes_at(int k, int64_t g) { return head_at(k, g) + head_bytes(k) + g % head_groups(k) * code_bytes(k); }
 
 /* the codebooks plus their offset: IQ4 + 128 (or signed), twice E2M1 + 16 */
 static const uint8_t pack_table_iq4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};

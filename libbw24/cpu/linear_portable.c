@@ -46,9 +46,8 @@ static float six_bits(const uint8_t *p, int r, int j, int m) {
 }
 
 /* scales of group g of row r -> out[0], out[16] */
-static void scales_at(enum pack_kind k, const uint8_t *tile, int64_t groups, int64_t g, int r, float *out) {
-    const uint8_t *p = tile + groups * code_bytes(k) + g * scale_bytes(k);
-    const uint8_t *b = tile + (g >> 3) * block_bytes(k) + 8 * code_bytes(k);
+static void scales_at(enum pack_kind k, const uint8_t *tile, int64_t g, int r, float *out) {
+    const uint8_t *b = tile + head_at(k, g), *p = b + g % head_groups(k) * (k == PACK_MXFP4 ? 16 : 32);
     int j = (int)(g & 7);
     float d;
     switch (k) {
@@ -59,7 +58,7 @@ static void scales_at(enum pack_kind k, const uint8_t *tile, int64_t groups, int
         out[16] = -half_at(b + 224 + 2 * r) * six_bits(b, r, j, 1);
         break;
     case PACK_Q6_K:
-        d = half_at(tile + groups / 8 * Q6K_BLOCK + (g >> 3) * 32 + 2 * r);
+        d = half_at(b + 256 + 2 * r);
         out[0] = d * (float)(int8_t)b[32 * j + r];
         out[16] = d * (float)(int8_t)b[32 * j + 16 + r];
         break;
@@ -72,13 +71,13 @@ static void scales_at(enum pack_kind k, const uint8_t *tile, int64_t groups, int
     }
 }
 
-static void packed_panel(enum pack_kind k, const uint8_t *tile, int64_t groups, int64_t g0, int64_t n, int8_t *codes, float *scales) {
+static void packed_panel(enum pack_kind k, const uint8_t *tile, int64_t g0, int64_t n, int8_t *codes, float *scales) {
     const int ns = form_of(k) == BW_S1 ? 1 : 2;
     for (int64_t g = g0; g < g0 + n; g++, codes += 512, scales += ns * CPU_TILE) {
-        const uint8_t *p = block_bytes(k) ? tile + (g >> 3) * block_bytes(k) + (g & 7) * code_bytes(k) : tile + g * code_bytes(k);
+        const uint8_t *p = tile + codes_at(k, g);
         for (int r = 0; r < CPU_TILE; r++) {
             for (int e = 0; e < GROUP; e++) codes[64 * (e >> 2) + 4 * r + (e & 3)] = (int8_t)code_at(k, p, r, e);
-            scales_at(k, tile, groups, g, r, scales + r);
+            scales_at(k, tile, g, r, scales + r);
         }
     }
 }
@@ -130,7 +129,7 @@ static void float_panel(enum pack_kind k, const uint8_t *tile, int64_t c0, int64
 static void tile_row(const cpu_mat *m, const cpu_act *a, int64_t t, int r, float *acc, scratch *s) {
     enum pack_kind k = pack_kind_of(m->type);
     const uint8_t *tile = m->data ? m->data + t * pack_tile_bytes(k, m->cols) : NULL;
-    int64_t groups = m->cols / GROUP, stride;
+    int64_t stride;
     memset(acc, 0, CPU_TILE * sizeof *acc);
     for (int64_t c = 0; c < m->cols; c += SEGMENT) {
         int64_t len = m->cols - c < SEGMENT ? m->cols - c : SEGMENT;
@@ -141,7 +140,7 @@ static void tile_row(const cpu_mat *m, const cpu_act *a, int64_t t, int r, float
             float_segment(s->panel, len, x + c * stride, stride, acc);
         } else {
             const act_line *l = act_line_at(a, r, &stride);
-            if (tile) packed_panel(k, tile, groups, c / GROUP, len / GROUP, s->codes, s->scales);
+            if (tile) packed_panel(k, tile, c / GROUP, len / GROUP, s->codes, s->scales);
             else linear_raw_panel(m, t, c / GROUP, len / GROUP, 0, (uint8_t *)s->codes, s->scales);
             segment(m->type->form, s->codes, s->scales, len / GROUP, l + c / GROUP * stride, stride, acc);
         }

@@ -59,15 +59,15 @@ INL void iq4xs_bits(const uint8_t *p, seg *o) {
     }
 }
 
-INL void load_seg(int k, const uint8_t *tile, int64_t groups, int64_t b, int h, seg *o) {
-    const uint8_t *p = tile + b * block_bytes(k) + 8 * code_bytes(k);
+/* p is the head of a block of 256 */
+INL void load_seg(int k, const uint8_t *p, int h, seg *o) {
     if (k == PACK_Q4_K || k == PACK_Q5_K) {
         six_bits(p, o);
         o->d = v_half(p + 192 + 2 * VL * h);
         o->m = v_neg(v_half(p + 224 + 2 * VL * h));
     } else if (k == PACK_Q6_K) {
         memcpy(o->s, p, 256);
-        o->d = v_half(tile + groups / 8 * Q6K_BLOCK + b * 32 + 2 * VL * h);
+        o->d = v_half(p + 256 + 2 * VL * h);
     } else if (k == PACK_IQ4_XS) {
         iq4xs_bits(p, o);
         o->d = v_half(p + 2 * VL * h);
@@ -114,10 +114,9 @@ INL vf ue4m3_half(const uint8_t *p) {
 }
 
 /* Group g of a tile: 8 words of codes, scales in sm: S1 {s}, S1M {s, m}, S2 {s0, s1} */
-INL void load_group(int k, const uint8_t *tile, int64_t groups, int64_t g, int h, const seg *o, vi *w, vf *sm) {
-    int64_t blk = block_bytes(k);
-    const uint8_t *codes = (blk ? tile + (g >> 3) * blk + (g & 7) * code_bytes(k) : tile + g * code_bytes(k)) + 4 * VL * h;
-    const uint8_t *scales = tile + groups * code_bytes(k) + g * scale_bytes(k);
+INL void load_group(int k, const uint8_t *tile, int64_t g, int h, const seg *o, vi *w, vf *sm) {
+    const uint8_t *codes = tile + codes_at(k, g) + 4 * VL * h;
+    const uint8_t *scales = tile + head_at(k, g) + g % head_groups(k) * (k == PACK_MXFP4 ? 16 : 32);
     if (k == PACK_Q8_0) {
         UNROLL for (int n = 0; n < 8; n++) w[n] = V_SIGNED ? v_xor(v_load(codes + 64 * n), v_set8(128)) : v_load(codes + 64 * n);
     } else {
@@ -173,9 +172,12 @@ INL vf fold(int form, vf p, vi i0, vi i1, const vf *sm, const act_line *l) {
     return v_fma(v_bcastf(&l->d), t, p);
 }
 
-/* 1 .. GEMV_ROWS activation rows: weights go from the packed tile through registers, memory is read once. acc = [nr][16] */
+/* 1 .. GEMV_ROWS activation rows: weights go from the packed tile through registers, memory is read once. acc = [nr][16].
+ * Every group's lines are first touched in the order of their addresses: the loads themselves come out of order, and then the
+ * machine's stream prefetcher often loses the stream (Zen 4: 26 instead of 32 GB/s; touching further ahead is no better). */
 INL void gemv(int k, int nr, const uint8_t *tile, int64_t groups, const act_line *a, int64_t stride, float *acc) {
     const int form = form_of(k), shift = off_shift(k), two = two_sums(form);
+    const int64_t step = code_bytes(k) + head_bytes(k) / head_groups(k);
     vf y[VH][GEMV_ROWS];
     for (int h = 0; h < VH; h++)
         for (int r = 0; r < nr; r++) y[h][r] = v_setf(0.0f);
@@ -184,12 +186,14 @@ INL void gemv(int k, int nr, const uint8_t *tile, int64_t groups, const act_line
         UNROLL for (int h = 0; h < VH; h++) {
             seg o;
             vf p[GEMV_ROWS];
-            load_seg(k, tile, groups, g0 >> 3, h, &o);
+            load_seg(k, tile + head_at(k, g0), h, &o);
             UNROLL for (int r = 0; r < nr; r++) p[r] = v_setf(0.0f);
             for (int64_t g = g0; g < end; g++) {
                 vi w[8];
                 vf sm[2];
-                load_group(k, tile, groups, g, h, &o, w, sm);
+                if (h == 0)
+                    UNROLL for (int64_t i = 0; i < step; i += 64) _mm_prefetch((const char *)tile + g * step + i, _MM_HINT_T0);
+                load_group(k, tile, g, h, &o, w, sm);
                 UNROLL for (int r = 0; r < nr; r++) {
                     const act_line *l = a + g * stride + r;
                     vi i0 = sum_start(two ? &l->n0 : &l->n, shift), i1 = two ? sum_start(&l->n1, shift) : i0;
@@ -207,15 +211,15 @@ INL void gemv(int k, int nr, const uint8_t *tile, int64_t groups, const act_line
 
 /* Groups [g0, g0 + n) of a tile -> codes [n][8][16][4] and scales [n][2 (1 for S1)][16]; g0 starts a block.
  * With unsigned codes the S forms all get the offset 128, so that one kernel serves them. */
-INL void unpack(int k, const uint8_t *tile, int64_t groups, int64_t g0, int64_t n, uint8_t *codes, float *scales) {
+INL void unpack(int k, const uint8_t *tile, int64_t g0, int64_t n, uint8_t *codes, float *scales) {
     const int ns = form_of(k) == BW_S1 ? 1 : 2, up = !V_SIGNED && off_shift(k) >= 0 ? 128 - (1 << off_shift(k)) : 0;
     for (int h = 0; h < VH; h++) {
         seg o;
         for (int64_t g = g0; g < g0 + n; g++, codes += 512, scales += 16 * ns) {
             vi w[8];
             vf sm[2];
-            if ((g & 7) == 0) load_seg(k, tile, groups, g >> 3, h, &o);
-            load_group(k, tile, groups, g, h, &o, w, sm);
+            if ((g & 7) == 0) load_seg(k, tile + head_at(k, g), h, &o);
+            load_group(k, tile, g, h, &o, w, sm);
             UNROLL for (int i = 0; i < 8; i++) v_store(codes + 64 * i + 4 * VL * h, up ? v_add8(w[i], v_set8((char)up)) : w[i]);
             UNROLL for (int i = 0; i < ns; i++) v_storef(scales + 16 * i + VL * h, sm[i]);
         }

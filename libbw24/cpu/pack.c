@@ -8,7 +8,6 @@ enum { LOW = 0x0f0f0f0f, ONES = 0x01010101, TWOS = 0x03030303 };
 static uint32_t load32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return v; }
 static void store32(uint8_t *p, uint32_t v) { memcpy(p, &v, 4); }
 static void put16(uint8_t *p, const uint8_t *src) { memcpy(p, src, 2); }
-static int64_t up64(int64_t n) { return (n + 63) / 64 * 64; }
 
 enum pack_kind pack_kind_of(const bw_type_info *t) {
     static const struct { int id; enum pack_kind kind; } map[] = {
@@ -20,21 +19,12 @@ enum pack_kind pack_kind_of(const bw_type_info *t) {
 }
 
 int64_t pack_tile_bytes(enum pack_kind k, int64_t cols) {
-    int64_t g = cols / GROUP, b = cols / SEGMENT;
+    int64_t groups = cols / GROUP;
     switch (k) {
-    case PACK_Q4_0: case PACK_IQ4_NL: case PACK_NVFP4: return g * NIB + up64(g * 32);
-    case PACK_MXFP4: return g * NIB + up64(g * 16);
-    case PACK_Q4_1: return g * (NIB + 64);
-    case PACK_Q5_0: return g * (NIB + HIGH1) + up64(g * 32);
-    case PACK_Q5_1: return g * (NIB + HIGH1 + 64);
-    case PACK_Q8_0: return g * 512 + up64(g * 32);
-    case PACK_Q4_K: return b * Q4K_BLOCK;
-    case PACK_Q5_K: return b * Q5K_BLOCK;
-    case PACK_Q6_K: return b * Q6K_BLOCK + up64(b * 32);
-    case PACK_IQ4_XS: return b * IQ4XS_BLOCK;
+    case PACK_NONE: return 0;
     case PACK_F32: return cols * 64;
-    case PACK_F16: case PACK_BF16: return up64(cols * 32);
-    default: return 0;
+    case PACK_F16: case PACK_BF16: return (cols + 1) / 2 * 64;
+    default: return (groups + head_groups(k) - 1) / head_groups(k) * head_bytes(k) + groups * code_bytes(k);
     }
 }
 
@@ -59,27 +49,29 @@ static void put_high1(uint8_t *dst, int r, uint32_t bits) {
     store32(dst + 4 * r, out);
 }
 
-static void pack_row_nib(uint8_t *tile, int r, const uint8_t *row, int64_t groups, const bw_type_info *t, int halves, int high) {
-    int64_t rec = high ? NIB + HIGH1 : NIB;
-    uint8_t *plane = tile + groups * rec;
+/* blocks of 32 with f16 scales: d, or d and m, then perhaps the fifth bits, then the nibbles */
+static void pack_row_nib(uint8_t *tile, int r, const uint8_t *row, int64_t groups, const bw_type_info *t, enum pack_kind k) {
+    int halves = form_of(k) == BW_S1M ? 2 : 1, per = head_groups(k);
     for (int64_t g = 0; g < groups; g++, row += t->bytes) {
-        put_nibbles(tile + g * rec, r, row + t->bytes - 16);
-        if (high) put_high1(tile + g * rec + NIB, r, load32(row + 2 * halves));
-        for (int k = 0; k < halves; k++) put16(plane + (g * halves + k) * 32 + 2 * r, row + 2 * k);
+        uint8_t *codes = tile + codes_at(k, g), *scales = tile + head_at(k, g) + g % per * 32;
+        put_nibbles(codes, r, row + t->bytes - 16);
+        if (code_bytes(k) > NIB) put_high1(codes + NIB, r, load32(row + 2 * halves));
+        for (int i = 0; i < halves; i++) put16(scales + 32 * i + 2 * r, row + 2 * i);
     }
 }
 
 static void pack_row_q8_0(uint8_t *tile, int r, const uint8_t *row, int64_t groups) {
     for (int64_t g = 0; g < groups; g++, row += 34) {
-        for (int w = 0; w < 8; w++) store32(tile + g * 512 + 64 * w + 4 * r, load32(row + 2 + 4 * w) ^ 0x80808080u);
-        put16(tile + groups * 512 + g * 32 + 2 * r, row);
+        uint8_t *codes = tile + codes_at(PACK_Q8_0, g);
+        for (int w = 0; w < 8; w++) store32(codes + 64 * w + 4 * r, load32(row + 2 + 4 * w) ^ 0x80808080u);
+        put16(tile + head_at(PACK_Q8_0, g) + g % 2 * 32 + 2 * r, row);
     }
 }
 
 static void pack_row_mxfp4(uint8_t *tile, int r, const uint8_t *row, int64_t groups) {
     for (int64_t g = 0; g < groups; g++, row += 17) {
-        put_nibbles(tile + g * NIB, r, row + 1);
-        tile[groups * NIB + g * 16 + r] = row[0];
+        put_nibbles(tile + codes_at(PACK_MXFP4, g), r, row + 1);
+        tile[head_at(PACK_MXFP4, g) + g % 4 * 16 + r] = row[0];
     }
 }
 
@@ -89,56 +81,59 @@ static void pack_row_nvfp4(uint8_t *tile, int r, const uint8_t *row, int64_t gro
         const uint8_t *src = row + g / 2 * 36, *qs = src + 4 + 16 * (g & 1);
         uint32_t a = load32(qs), b = load32(qs + 4), c = load32(qs + 8), d = load32(qs + 12);
         uint32_t w[8] = {a & LOW, b & LOW, a >> 4 & LOW, b >> 4 & LOW, c & LOW, d & LOW, c >> 4 & LOW, d >> 4 & LOW};
-        put_words(tile + g * NIB, r, w);
-        uint8_t *s = tile + groups * NIB + g * 32;
+        put_words(tile + codes_at(PACK_NVFP4, g), r, w);
+        uint8_t *s = tile + head_at(PACK_NVFP4, g) + g % 2 * 32;
         s[r] = src[2 * (g & 1)];
         s[16 + r] = src[2 * (g & 1) + 1];
     }
 }
 
 /* Q4_K and Q5_K: 32 bytes serve two groups by their nibbles, qh bit j of byte e is the fifth bit of value e of group j */
-static void pack_row_q45k(uint8_t *tile, int r, const uint8_t *row, int64_t blocks, int high) {
-    int64_t rec = high ? NIB + HIGH1 : NIB, size = high ? Q5K_BLOCK : Q4K_BLOCK;
-    for (int64_t b = 0; b < blocks; b++, row += high ? 176 : 144, tile += size) {
+static void pack_row_q45k(uint8_t *tile, int r, const uint8_t *row, int64_t groups, enum pack_kind k) {
+    int high = k == PACK_Q5_K;
+    for (int64_t g = 0; g < groups; g += 8, row += high ? 176 : 144) {
         const uint8_t *qs = row + (high ? 48 : 16), *qh = row + 16;
         for (int j = 0; j < 8; j++) {
+            uint8_t *codes = tile + codes_at(k, g + j);
             uint32_t w[8], bits = 0;
             for (int n = 0; n < 8; n++) {
                 w[n] = load32(qs + 32 * (j >> 1) + 4 * n) >> 4 * (j & 1) & LOW;
                 if (high) bits |= (load32(qh + 4 * n) >> j & ONES) << n;
             }
-            put_words(tile + j * rec, r, w);
-            if (high) store32(tile + j * rec + NIB + 4 * r, bits);
+            put_words(codes, r, w);
+            if (high) store32(codes + NIB + 4 * r, bits);
         }
-        uint8_t *s = tile + 8 * rec;
+        uint8_t *s = tile + head_at(k, g);
         for (int i = 0; i < 12; i++) s[16 * i + r] = row[4 + i];
         put16(s + 192 + 2 * r, row);
         put16(s + 224 + 2 * r, row + 2);
     }
 }
 
-static void pack_row_q6k(uint8_t *tile, int r, const uint8_t *row, int64_t blocks) {
-    uint8_t *plane = tile + blocks * Q6K_BLOCK;
-    for (int64_t b = 0; b < blocks; b++, row += 210, tile += Q6K_BLOCK) {
+static void pack_row_q6k(uint8_t *tile, int r, const uint8_t *row, int64_t groups) {
+    for (int64_t g = 0; g < groups; g += 8, row += 210) {
         for (int j = 0; j < 8; j++) {
+            uint8_t *codes = tile + codes_at(PACK_Q6_K, g + j);
             const uint8_t *ql = row + 64 * (j >> 2) + 32 * (j & 1), *qh = row + 128 + 32 * (j >> 2);
             uint32_t w[8], high[2] = {0, 0};
             for (int n = 0; n < 8; n++) {
                 w[n] = load32(ql + 4 * n) >> (j & 2 ? 4 : 0) & LOW;
                 high[n >> 2] |= (load32(qh + 4 * n) >> 2 * (j & 3) & TWOS) << 2 * (n & 3);
             }
-            put_words(tile + j * (NIB + HIGH2), r, w);
-            for (int k = 0; k < 2; k++) store32(tile + j * (NIB + HIGH2) + NIB + 64 * k + 4 * r, high[k]);
+            put_words(codes, r, w);
+            for (int i = 0; i < 2; i++) store32(codes + NIB + 64 * i + 4 * r, high[i]);
         }
-        for (int i = 0; i < 16; i++) tile[8 * (NIB + HIGH2) + 16 * i + r] = row[192 + i];
-        put16(plane + 32 * b + 2 * r, row + 208);
+        uint8_t *s = tile + head_at(PACK_Q6_K, g);
+        for (int i = 0; i < 16; i++) s[16 * i + r] = row[192 + i];
+        put16(s + 256 + 2 * r, row + 208);
+        memset(s + 288 + 2 * r, 0, 2);
     }
 }
 
-static void pack_row_iq4xs(uint8_t *tile, int r, const uint8_t *row, int64_t blocks) {
-    for (int64_t b = 0; b < blocks; b++, row += 136, tile += IQ4XS_BLOCK) {
-        for (int j = 0; j < 8; j++) put_nibbles(tile + j * NIB, r, row + 8 + 16 * j);
-        uint8_t *s = tile + 8 * NIB;
+static void pack_row_iq4xs(uint8_t *tile, int r, const uint8_t *row, int64_t groups) {
+    for (int64_t g = 0; g < groups; g += 8, row += 136) {
+        for (int j = 0; j < 8; j++) put_nibbles(tile + codes_at(PACK_IQ4_XS, g + j), r, row + 8 + 16 * j);
+        uint8_t *s = tile + head_at(PACK_IQ4_XS, g);
         put16(s + 2 * r, row);
         put16(s + 32 + 2 * r, row + 2);
         for (int i = 0; i < 4; i++) s[64 + 16 * i + r] = row[4 + i];
@@ -150,17 +145,13 @@ static void pack_row_float(uint8_t *tile, int r, const uint8_t *row, int64_t col
 }
 
 static void pack_row(enum pack_kind k, const bw_type_info *t, uint8_t *tile, int r, const uint8_t *row, int64_t cols) {
-    int64_t groups = cols / GROUP, blocks = cols / SEGMENT;
+    int64_t groups = cols / GROUP;
     switch (k) {
-    case PACK_Q4_0: case PACK_IQ4_NL: pack_row_nib(tile, r, row, groups, t, 1, 0); break;
-    case PACK_Q4_1: pack_row_nib(tile, r, row, groups, t, 2, 0); break;
-    case PACK_Q5_0: pack_row_nib(tile, r, row, groups, t, 1, 1); break;
-    case PACK_Q5_1: pack_row_nib(tile, r, row, groups, t, 2, 1); break;
+    case PACK_Q4_0: case PACK_IQ4_NL: case PACK_Q4_1: case PACK_Q5_0: case PACK_Q5_1: pack_row_nib(tile, r, row, groups, t, k); break;
     case PACK_Q8_0: pack_row_q8_0(tile, r, row, groups); break;
-    case PACK_Q4_K: pack_row_q45k(tile, r, row, blocks, 0); break;
-    case PACK_Q5_K: pack_row_q45k(tile, r, row, blocks, 1); break;
-    case PACK_Q6_K: pack_row_q6k(tile, r, row, blocks); break;
-    case PACK_IQ4_XS: pack_row_iq4xs(tile, r, row, blocks); break;
+    case PACK_Q4_K: case PACK_Q5_K: pack_row_q45k(tile, r, row, groups, k); break;
+    case PACK_Q6_K: pack_row_q6k(tile, r, row, groups); break;
+    case PACK_IQ4_XS: pack_row_iq4xs(tile, r, row, groups); break;
     case PACK_MXFP4: pack_row_mxfp4(tile, r, row, groups); break;
     case PACK_NVFP4: pack_row_nvfp4(tile, r, row, groups); break;
     case PACK_F32: pack_row_float(tile, r, row, cols, 4); break;
