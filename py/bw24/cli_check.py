@@ -245,7 +245,7 @@ def find_peer(args: argparse.Namespace, model: Model, engine: Engine, cells: lis
 
 def bytes_per_token(model: Model) -> int:
     """Weight bytes that one decoded token reads, as in the file: all but the embedding where the file has an output matrix of its own."""
-    sizes = {t.name: t.nbytes for t in model.gguf.tensors.values()}
+    sizes = {t.name: t.nbytes for t in model.file.tensors.values()}
     return sum(sizes.values()) - (sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0)
 
 
@@ -264,7 +264,7 @@ def bench_context(model: Model, engine: Engine, check: PrefillCheck) -> dict[str
     from . import __version__, abi
 
     return {
-        "model": model.name, "file": Path(model.path).name, "file_bytes": model.gguf.size, "version": __version__,
+        "model": model.name, "file": Path(model.path).name, "file_bytes": model.file.size, "version": __version__,
         "revision": abi.version(), "backend": engine.backend, "isa": engine.isa, "threads": engine.threads, "kv": engine.kv,
         "cpu": cpu_name(), "gate": check.as_dict(), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -110,7 +110,7 @@ class Engine:
         self.model, self.max_rows = model, max_rows
         self.backend = "cpu" if backend == "auto" else backend
         self.kv = parse_kv(kv)
-        size = sum(t.nbytes for t in model.gguf.tensors.values())
+        size = sum(t.nbytes for t in model.file.tensors.values())
         self.ctx, self.note = fit_context(model, self.kv, ctx, max_rows, available_memory() - size)
         try:
             self._open(isa, threads, fuse, repack, float_activations)
@@ -144,7 +144,7 @@ class Engine:
             data = ffi.from_buffer(w.data)
             self._keep.append(data)
             ne = ffi.new("int64_t[]", list(w.ne))
-            abi.check(lib.bw24_tensor_load(self._model, w.name.encode(), w.type_id, len(w.ne), ne, data, len(w.data), w.scale, 1))
+            abi.check(lib.bw24_tensor_load(self._model, w.name.encode(), w.type_id, len(w.ne), ne, data, len(w.data), w.scale, w.mapped))
             sizes.append(len(w.data))
         abi.check(lib.bw24_list_set(self._model, b"trunk", self.model.list_text().encode()))
         done = 0

@@ -1,15 +1,16 @@
-"""One view of a model, whatever file it came from: metadata, tensors, tokenizer, chat template, list. Owns the checks that need to know what keys
-and tensors mean; knows neither the library's contexts nor how text is generated."""
+"""One view of a model, whatever files it came from (GGUF, or a directory of safetensors): metadata, tensors, tokenizer, chat template, list. Owns
+the checks that need to know what keys and tensors mean; knows neither the library's contexts nor how text is generated."""
 
 from __future__ import annotations
 
 import importlib
+import mmap
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,15 +24,33 @@ from .tokenizer import Tokenizer, from_metadata
 NVFP4 = 40
 
 
+class Container(Protocol):
+    """The files of a model. `metadata` has GGUF's keys and `tensors` GGUF's names and types, whatever the files are; `size` is in bytes."""
+
+    metadata: dict[str, Any]
+    tensors: Mapping[str, gguf.TensorInfo]
+    size: int
+
+    def data(self, name: str) -> memoryview:
+        """A tensor's bytes: over a mapping of the file, or converted to `tensors[name].type_id` by this call."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class WeightView:
-    """A tensor as the library takes it: `data` is a read-only view over the file mapping, `scale` its sidecar (1 where there is none)."""
+    """A tensor as the library takes it: `data` read-only, `mapped` whether it lies over a file mapping, `scale` its sidecar (1 if none)."""
 
     name: str
     type_id: int
     ne: tuple[int, ...]
     data: memoryview
     scale: float
+
+    @property
+    def mapped(self) -> bool:
+        return isinstance(self.data.obj, mmap.mmap)
 
 
 def architectures() -> list[str]:
@@ -40,13 +59,13 @@ def architectures() -> list[str]:
 
 
 class Model:
-    """An opened model file. Close it when no engine uses it any more."""
+    """An opened model. Close it when no engine uses it any more. `weights`: see open_model."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, weights: str = "auto"):
         self.path = path
-        self.gguf = gguf.open_gguf(path)
+        self.file: Container = _open(path, weights)
         try:
-            self.metadata: dict[str, Any] = self.gguf.metadata
+            self.metadata: dict[str, Any] = self.file.metadata
             self.arch = gguf.get(self.metadata, "general.architecture", str)
             if self.arch not in architectures():
                 raise Bw24Error(f"{path.name}: architecture '{self.arch}' is not supported; supported are {', '.join(architectures())}")
@@ -60,7 +79,7 @@ class Model:
             raise
 
     def _build(self) -> ListBuilder:
-        b = ListBuilder({t.name: tuple(t.shape) for t in self.gguf.tensors.values()})
+        b = ListBuilder({t.name: tuple(t.shape) for t in self.file.tensors.values()})
         importlib.import_module(f"bw24.arch.{self.arch.replace('-', '_')}").build(b, self.params)
         return b
 
@@ -78,25 +97,25 @@ class Model:
 
     def weights(self) -> Iterator[WeightView]:
         """All tensors but the scale sidecars, which go with their weights."""
-        for t in self.gguf.tensors.values():
+        for t in self.file.tensors.values():
             if self._sidecar_of(t.name):
                 continue
             scale = 1.0
             side = t.name.removesuffix(".weight") + ".scale"
-            if t.type_id == NVFP4 and side in self.gguf.tensors:
+            if t.type_id == NVFP4 and side in self.file.tensors:
                 scale = self._scalar(side)
-            yield WeightView(t.name, t.type_id, tuple(t.shape), self.gguf.data(t.name), scale)
+            yield WeightView(t.name, t.type_id, tuple(t.shape), self.file.data(t.name), scale)
 
     def _sidecar_of(self, name: str) -> bool:
         base, _, kind = name.rpartition(".")
-        weight = self.gguf.tensors.get(base + ".weight")
+        weight = self.file.tensors.get(base + ".weight")
         return kind in ("scale", "input_scale") and weight is not None and weight.type_id == NVFP4
 
     def _scalar(self, name: str) -> float:
-        t = self.gguf.tensors[name]
+        t = self.file.tensors[name]
         if t.type_name != "F32" or int(np.prod(t.shape)) != 1:
             raise Bw24Error(f"tensor {name}: expected one F32 value, found {t.type_name} of shape {list(t.shape)}")
-        return float(np.frombuffer(self.gguf.data(name), np.float32)[0])
+        return float(np.frombuffer(self.file.data(name), np.float32)[0])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -112,7 +131,7 @@ class Model:
         return ChatTemplate(source, bos_token=text(tok.bos_id), eos_token=text(tok.eos_id))
 
     def close(self) -> None:
-        self.gguf.close()
+        self.file.close()
 
     def __enter__(self) -> Model:
         return self
@@ -121,6 +140,17 @@ class Model:
         self.close()
 
 
-def open_model(path: str | Path) -> Model:
-    """Opens a GGUF file and builds its list. Raises Bw24Error naming the key or tensor at fault."""
-    return Model(Path(path))
+def _open(path: Path, weights: str) -> Container:
+    if path.is_dir() or path.suffix == ".safetensors":
+        from .st_model import open_checkpoint  # here: a GGUF file needs none of it
+
+        return open_checkpoint(path, weights)
+    return gguf.open_gguf(path)
+
+
+def open_model(path: str | Path, weights: str = "auto") -> Model:
+    """Opens a GGUF file or a directory of safetensors and builds its list. Raises Bw24Error naming the key or tensor at fault.
+
+    weights: for a directory, "auto" turns float and FP8 matrices of more than a million values into Q8_0, "keep" keeps their values.
+    """
+    return Model(Path(path), weights)
