@@ -19,7 +19,7 @@ typedef union { double f; int64_t i; uint64_t u; } bw_f64;
 /* 2^n as a float; n in [-126, 127] */
 BW_FN float bw_pow2i(int n) { bw_f32 v; v.u = (uint32_t)(n + 127) << 23; return v.f; }
 
-/* 2^x. Relative error below 2e-7 for x in [-125, 128); x < -125 gives +0 (no subnormal result), x > 127 is taken as 127. */
+/* 2^x. Relative error below 2e-7 for x in [-125, 127]; x < -125 gives +0 (no subnormal result), x > 127 is taken as 127. */
 BW_FN float bw_exp2(float x) {
     float z = x > 127.0f ? 127.0f : (x < -125.0f ? -125.0f : x);
     float n = rintf(z), f = z - n;

@@ -1,5 +1,6 @@
 /* Models: named tensors, lists and preparation. Owns the tensor table and the work buffers; knows no op's mathematics. */
 #define _POSIX_C_SOURCE 200809L /* strdup, strtok_r */
+#include <fenv.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,8 +152,12 @@ int bw24_list_set(bw24_model *m, const char *role, const char *text) {
     for (int i = 0; i < m->n_lists; i++)
         if (!strcmp(m->lists[i]->role, role)) return bw_fail(BW24_E_ARG, "list %s: set twice", role);
     bw_list *l;
-    BW_TRY(bw_list_parse(m, role, text, &l));
-    int rc = assign_classes(m, l);
+    int mode = fegetround(); /* strtod rounds by it; on x86 it is another register than the one that bw_fpenv sets */
+    fesetround(FE_TONEAREST);
+    int rc = bw_list_parse(m, role, text, &l);
+    fesetround(mode);
+    if (rc) return rc;
+    rc = assign_classes(m, l);
     if (rc) { bw_list_free(l); return rc; }
     for (int i = 0; i < l->n_ops; i++)
         if (l->ops[i].code == BW_OP_LINEAR) l->ops[i].w[0]->linear = true;
