@@ -1,0 +1,81 @@
+"""Sequences of finished requests, kept for the prompts that begin like them. Owns the choice of what to reuse and what to drop first; knows
+no requests. Reuse never changes a result: a restored position holds the same bits as a computed one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .engine import Sequence as Timeline
+
+CANDIDATES = 4  # kept sequences that are tried, longest common prefix first, where the model cannot go back to every position
+
+
+def shared(a: np.ndarray, b: np.ndarray) -> int:
+    """Number of leading ids that two arrays share."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+class PromptCache:
+    """Kept sequences, least recently used first. `rewinds`: whether the model can go back to any position, so that a sequence makes those
+    that it begins with superfluous. Not thread-safe; the engine's thread owns it."""
+
+    def __init__(self, rewinds: bool):
+        self.rewinds = rewinds
+        self._kept: list[tuple[np.ndarray, Timeline]] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put(self, seq: Timeline) -> None:
+        """Keep a sequence; it belongs to the cache from now on. An empty one, or one whose tokens are kept already, is closed."""
+        tokens = np.array(seq.tokens, np.int32)
+        for at, (other, old) in enumerate(self._kept):
+            common = shared(other, tokens)
+            if common == len(tokens) and (self.rewinds or common == len(other)):
+                self._kept.append(self._kept.pop(at))
+                seq.close()
+                return
+            if common == len(other) and self.rewinds:
+                self._kept.pop(at)
+                old.close()
+                break
+        self._kept.append((tokens, seq))
+
+    def take(self, engine: Engine, ids: Seq[int]) -> Timeline:
+        """A new sequence that holds as much of `ids` as can be had, at most all but the last id, whose logits are needed."""
+        wanted = np.array(ids[: len(ids) - 1], np.int32)
+        found = sorted(((shared(tokens, wanted), at) for at, (tokens, _) in enumerate(self._kept)), reverse=True)
+        best: Timeline | None = None
+        for common, at in found[: 1 if self.rewinds else CANDIDATES]:
+            if not common or (best is not None and best.pos >= common):
+                break
+            fork = self._kept[at][1].fork()
+            got = fork.truncate(common)
+            if got > (best.pos if best else 0):
+                if best:
+                    best.close()
+                best, used = fork, at
+            else:
+                fork.close()
+        if best is None:
+            return engine.sequence()
+        self._kept.append(self._kept.pop(used))
+        return best
+
+    def drop_oldest(self) -> bool:
+        """Close the least recently used sequence; False where none is kept."""
+        if not self._kept:
+            return False
+        self._kept.pop(0)[1].close()
+        return True
+
+    def clear(self) -> None:
+        while self.drop_oldest():
+            pass

@@ -1,0 +1,563 @@
+"""Who shares a step. Owns the engine's one thread, the queue, the forming of steps from all active requests, prompt reuse and the KV memory
+they may take. Knows nothing of HTTP, templates or what a reply is for.
+
+A run is one reply: its tokens, and a sequence that holds the first of them. A step feeds each run the tokens that its sequence lacks: one
+while it decodes, a piece of the prompt before. No result depends on who shares a step, on the pieces, or on what was reused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from . import abi, sampling
+from .engine import PAGE_TOKENS, available_memory, kv_bytes_per_token
+from .errors import Bw24Error
+from .generate import CONTEXT, EOS, INTERRUPTED, LENGTH, STOP, check_fits
+from .logprobs import Logprobs, logprobs
+from .prompt_cache import PromptCache
+from .tokenizer import StopFilter
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .engine import Sequence as Timeline
+    from .tokenizer import Tokenizer
+
+MAX_RUNS = 32  # rows of a decode step: what one walk over the weights serves at little more than the price of one row
+SHARED_PREFILL = 64  # prompt rows of a step that also decodes: bounds what a long prompt adds to the others' time between tokens
+E_MEMORY, E_DEVICE = -2, -9
+MEMORY_SHARE = 0.9  # of the memory that is free once the weights are loaded
+MASKED = "grammar"  # reason of a reply that its grammar ended
+
+now = time.monotonic
+
+
+class Busy(Bw24Error):
+    """The queue is full, or the scheduler is going away (`closing`)."""
+
+    def __init__(self, message: str, closing: bool = False):
+        super().__init__(message)
+        self.closing = closing
+
+
+class Matcher(Protocol):
+    """A grammar's state along one reply."""
+
+    def mask(self) -> np.ndarray | None:
+        """Packed u32 bits of the ids allowed next; None where all are."""
+
+    def accept(self, token: int) -> bool:
+        """Move on by a token; True where the reply is complete and nothing can follow."""
+
+
+@dataclass
+class Piece:
+    """What one token added to a reply. `reason` is set on the last piece of a choice, which may have no token."""
+
+    choice: int
+    text: str = ""
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    reason: str = ""
+    stop: str | None = None
+
+
+@dataclass
+class JobStats:
+    """Tokens, and moments of the monotonic clock (0: not yet)."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    submitted: float = 0.0
+    started: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+    preempted: int = 0
+
+
+@dataclass(eq=False)
+class Job:
+    """One request: a prompt and a reply for each of `params`. Read `pieces()` until it ends; `cancel` may be called at any moment.
+
+    limit: most tokens of each reply, None for no limit. stop_ids end a reply and are not part of it; `stops` are strings. visible: ids of
+    special tokens whose text belongs to the reply. top: None for no log probabilities, else how many alternatives. grammar: makes a
+    reply's matcher. reuse: whether kept sequences serve this prompt and this one is kept.
+    """
+
+    ids: Sequence[int]
+    params: Sequence[sampling.SamplingParams]
+    limit: int | None = None
+    stop_ids: Collection[int] = ()
+    stops: Sequence[str] = ()
+    visible: Collection[int] = ()
+    top: int | None = None
+    grammar: Callable[[], Matcher] | None = None
+    reuse: bool = True
+    stats: JobStats = field(default_factory=JobStats)
+    cancelled: bool = False
+    prefilled: int = 0
+    _events: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
+    _open: int = 0
+
+    def pieces(self, wait: float | None = None) -> Iterator[Piece | None]:
+        """The pieces of all choices as they are made; None where `wait` seconds brought none. Raises Bw24Error where the job failed."""
+        left = len(self.params)
+        while left:
+            try:
+                event = self._events.get(timeout=wait)
+            except queue.Empty:
+                yield None
+                continue
+            if isinstance(event, Exception):
+                raise event
+            left -= bool(event.reason)
+            yield event
+
+
+@dataclass(eq=False)
+class _Run:
+    """One reply in the making. `tokens`: the prompt's and its own; the sequence holds the first `seq.pos` of them."""
+
+    job: Job
+    choice: int
+    tokens: list[int]
+    order: int
+    seq: Timeline | None = None
+    generated: int = 0
+    matcher: Matcher | None = None
+    stream: Any = None
+    filter: Any = None
+    leader: _Run | None = None  # the run whose prompt pass it waits for
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the sequence lacks."""
+        return len(self.tokens) - len(self.seq.tokens) if self.seq else len(self.tokens)
+
+
+@dataclass
+class Counters:
+    """Sums since the start, for the metrics; written by the engine's thread alone."""
+
+    steps: int = 0
+    decode_rows: int = 0
+    prompt_rows: int = 0
+    step_seconds: float = 0.0
+    prompt_seconds: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+
+
+def rewinds(model: Any) -> bool:
+    """Whether a sequence can go back to every position: no windows, no state that folds its past."""
+    if any(window for _, _, window in model.builder.kvs.values()):
+        return False
+    used = {line.split(" ", 1)[0] for line in model.list_text().splitlines()}
+    return not any(state == "FOLD" for name, (_, state) in abi.ops().items() if name in used)
+
+
+class Scheduler:
+    """Runs jobs on an engine, from one thread of its own, until close(). `cache_ram`: bytes of KV that finished sequences may hold.
+
+    kv_room: bytes of KV in all; what does not fit waits, and gives its pages back to be computed again later. Raises Bw24Error.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, *, cache_ram: int = 1 << 30, queue_limit: int = 256,
+                 max_runs: int = MAX_RUNS, kv_room: int | None = None):
+        self.engine, self.tokenizer = engine, tokenizer
+        self.cache_ram, self.queue_limit, self.max_runs = cache_ram, queue_limit, max_runs
+        self.kv_room = int(available_memory() * MEMORY_SHARE) if kv_room is None else kv_room
+        per_token = kv_bytes_per_token(engine.model, engine.kv)
+        self._page_bytes = PAGE_TOKENS * sum(per_token.values())
+        self.cache = PromptCache(rewinds(engine.model))
+        self.counters = Counters()
+        self.broken: str | None = None
+        self._waiting: deque[Job] = deque()
+        self._preempted: list[_Run] = []
+        self._active: list[_Run] = []
+        self._orders = itertools.count()
+        self._change = threading.Condition()
+        self._closing = self._draining = False
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread.start()
+
+    # ---- from any thread
+
+    def submit(self, job: Job) -> Job:
+        """Queue a job. Raises Busy, or Bw24Error where its prompt leaves no room in the context."""
+        check_fits(len(job.ids), self.engine.ctx)
+        if not 1 <= len(job.params) <= self.max_runs:
+            raise Bw24Error(f"choices: expected 1..{self.max_runs}, found {len(job.params)}")
+        if not 0 <= (low := min(job.ids)) <= (high := max(job.ids)) < self.engine.n_vocab:
+            raise Bw24Error(f"token id: expected 0..{self.engine.n_vocab - 1}, found {low if low < 0 else high}")
+        job.stats.prompt_tokens, job.stats.submitted = len(job.ids), now()
+        with self._change:
+            if self._closing or self._draining:
+                raise Busy("the server is shutting down", closing=True)
+            if self.broken:
+                raise Bw24Error(self.broken)
+            if len(self._waiting) >= self.queue_limit:
+                raise Busy(f"the queue holds {len(self._waiting)} requests, its limit; try again later")
+            job._open = len(job.params)
+            self._waiting.append(job)
+            self._change.notify_all()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a job before the next step; its choices end with the reason `interrupted`. Does nothing to one that has ended."""
+        with self._change:
+            job.cancelled = True
+            self._change.notify_all()
+
+    def load(self) -> dict[str, int]:
+        """Requests that run and wait, and kept sequences."""
+        with self._change:
+            running = len({id(r.job) for r in self._active})
+            waiting = len(self._waiting) + len({id(r.job) for r in self._preempted})
+        return {"running": running, "rows": len(self._active), "waiting": waiting, "kept": len(self.cache)}
+
+    def drain(self, seconds: float) -> bool:
+        """Refuse new jobs and wait for those there are; False where `seconds` were not enough."""
+        with self._change:
+            self._draining = True
+            return self._change.wait_for(lambda: self._idle() or self._closing, seconds)
+
+    def close(self) -> None:
+        """End the jobs there are with an error, give every sequence back and stop the thread. The engine stays open."""
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        self._thread.join()
+
+    def _idle(self) -> bool:
+        return not (self._waiting or self._preempted or self._active)
+
+    # ---- the engine's thread
+
+    def _loop(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._drop_cancelled()
+                self._admit()
+                self._step()
+                with self._change:
+                    if self._idle():
+                        self._change.notify_all()
+        except BaseException as error:  # a defect here must end the requests, not leave their readers waiting
+            self.broken = f"the scheduler failed: {type(error).__name__}: {error}"
+            raise
+        finally:
+            self._end_everything()
+
+    def _wait_for_work(self) -> bool:
+        with self._change:
+            self._change.wait_for(lambda: self._closing or not self._idle())
+            return not self._closing
+
+    def _end_everything(self) -> None:
+        error = Bw24Error(self.broken or "the server is shutting down")
+        with self._change:
+            self._closing = True
+            jobs = {id(j): j for j in [*self._waiting, *(r.job for r in self._preempted), *(r.job for r in self._active)]}
+            for run in self._active:
+                if run.seq:
+                    run.seq.close()
+            self._waiting.clear()
+            self._preempted.clear()
+            self._active.clear()
+            self.cache.clear()
+            for job in jobs.values():
+                job._events.put(error)
+            self._change.notify_all()
+
+    def _drop_cancelled(self) -> None:
+        with self._change:
+            gone = [job for job in self._waiting if job.cancelled]
+            for job in gone:
+                self._waiting.remove(job)
+            for run in [r for r in self._preempted if r.job.cancelled]:
+                self._preempted.remove(run)
+                self._finish(run, INTERRUPTED)
+        for job in gone:
+            job.stats.finished = now()
+            for choice in range(len(job.params)):
+                self._count(INTERRUPTED)
+                job._events.put(Piece(choice, reason=INTERRUPTED))
+        for run in [r for r in self._active if r.job.cancelled]:
+            self._finish(run, INTERRUPTED)
+
+    # ---- admission
+
+    def _admit(self) -> None:
+        """Take in those who gave their pages back, oldest first, then those who wait, as far as rows and memory allow."""
+        while self._preempted and len(self._active) < self.max_runs and self._fits(len(self._preempted[0].tokens)):
+            run = self._preempted.pop(0)
+            run.seq = self._sequence(run)
+            self._active.append(run)
+        while True:
+            with self._change:
+                job = self._waiting[0] if self._waiting else None
+                if job is None or self._preempted or len(self._active) + len(job.params) > self.max_runs or not self._fits(len(job.ids)):
+                    return
+                self._waiting.popleft()
+            self._start(job)
+
+    def _fits(self, tokens: int) -> bool:
+        """Whether a prompt's pages fit beside what the active runs hold; kept sequences make room."""
+        if not self._active:
+            return True
+        need = (tokens // PAGE_TOKENS + 2) * self._page_bytes
+        return self._held_by_active() + need <= self.kv_room
+
+    def _held_by_active(self) -> int:
+        """Bytes of the active runs' pages, each counted as if it shared none."""
+        return sum((len(r.seq.tokens) // PAGE_TOKENS + 1) * self._page_bytes for r in self._active if r.seq)
+
+    def _sequence(self, run: _Run) -> Timeline:
+        return self.cache.take(self.engine, run.tokens) if run.job.reuse else self.engine.sequence()
+
+    def _start(self, job: Job) -> None:
+        job.stats.started = now()
+        runs = [_Run(job, i, list(job.ids), next(self._orders)) for i in range(len(job.params))]
+        try:
+            for run in runs:
+                run.matcher = job.grammar() if job.grammar else None
+                run.stream = self.tokenizer.stream() if self.tokenizer else None
+                run.filter = StopFilter(list(job.stops))
+            runs[0].seq = self._sequence(runs[0])
+        except Bw24Error as error:
+            self._fail(job, error)
+            return
+        job.stats.cached_tokens = runs[0].seq.pos
+        self.counters.prompt_tokens += len(job.ids)
+        self.counters.cached_tokens += job.stats.cached_tokens
+        self._active.append(runs[0])
+        for run in runs[1:]:
+            run.leader = runs[0]
+            self._active.append(run)
+        if job.limit == 0:
+            for run in runs:
+                self._finish(run, LENGTH)
+
+    # ---- steps
+
+    def _step(self) -> None:
+        runs = self._form()
+        if not runs:
+            return
+        rows = []
+        for run, n in runs:
+            have = len(run.seq.tokens)
+            rows += [(run.seq, run.tokens[have + i], have + i == len(run.tokens) - 1) for i in range(n)]
+        started = now()
+        try:
+            logits = self.engine.step(rows)
+        except Bw24Error as error:
+            self._step_failed(runs, error)
+            return
+        self._count_step(runs, now() - started)
+        at = 0
+        for run, _ in runs:
+            run.job.prefilled = max(run.job.prefilled, len(run.seq.tokens))
+            if not run.pending:
+                self._advance(run, logits[at])
+                at += 1
+
+    def _form(self) -> list[tuple[_Run, int]]:
+        """The runs of the next step and how many of its tokens each feeds; pages for them are there."""
+        while True:
+            decoding = [(r, 1) for r in self._active if r.seq and r.pending == 1]
+            prompts = [r for r in self._active if r.seq and r.pending > 1]
+            room = self.engine.max_rows - len(decoding)
+            chosen = decoding + share(prompts, min(room, SHARED_PREFILL) if decoding else room)
+            if not chosen or self._make_room(chosen):
+                return chosen
+
+    def _make_room(self, chosen: list[tuple[_Run, int]]) -> bool:
+        """Drop kept sequences, then give back the youngest run's pages, until the step fits. False where the step must be formed again."""
+        need = sum((r.seq.pos + n - 1) // PAGE_TOKENS - (r.seq.pos - 1) // PAGE_TOKENS + 1 for r, n in chosen) * self._page_bytes
+        self._trim_cache()
+        while self.engine.memory()["kv"] + need > self.kv_room:
+            if self.cache.drop_oldest():
+                continue
+            with_pages = [r for r in self._active if r.seq]
+            if len(with_pages) < 2:
+                return True  # a single sequence of the whole context was provided for when the context was chosen
+            self._preempt(max(with_pages, key=lambda r: r.order))
+            return False
+        return True
+
+    def _trim_cache(self) -> None:
+        """Keep the budget: all pages in use are at most cache_ram more than the active runs would need alone."""
+        while self.engine.memory()["kv"] > self.cache_ram + self._held_by_active() and self.cache.drop_oldest():
+            pass
+
+    def _preempt(self, run: _Run) -> None:
+        run.seq.close()
+        run.seq = None
+        run.job.stats.preempted += 1
+        self.counters.preemptions += 1
+        with self._change:
+            for other in [r for r in self._active if r is run or r.leader is run]:
+                other.leader = None
+                self._active.remove(other)
+                self._preempted.append(other)
+            self._preempted.sort(key=lambda r: r.order)
+
+    def _step_failed(self, runs: list[tuple[_Run, int]], error: Bw24Error) -> None:
+        """No sequence has moved. A lone run is at fault; of several, each tries alone, so that one cannot end the others."""
+        if error.code == E_DEVICE:
+            self.broken = f"the device failed: {error}"
+            for job in {id(r.job): r.job for r in self._active}.values():
+                self._fail(job, error)
+            return
+        if error.code == E_MEMORY and self.cache.drop_oldest():
+            return
+        if error.code == E_MEMORY and len(runs) > 1:
+            self._preempt(max((r for r, _ in runs), key=lambda r: r.order))
+            return
+        if len(runs) == 1:
+            self._fail(runs[0][0].job, error)
+            return
+        for run, n in runs:
+            if run.seq is None:
+                continue  # its job failed with another of its runs
+            have = len(run.seq.tokens)
+            try:
+                rows = [(run.seq, run.tokens[have + i], have + i == len(run.tokens) - 1) for i in range(n)]
+                logits = self.engine.step(rows)
+            except Bw24Error as own:
+                self._fail(run.job, own)
+                continue
+            if not run.pending:
+                self._advance(run, logits[0])
+
+    def _count_step(self, runs: list[tuple[_Run, int]], seconds: float) -> None:
+        c, prompt = self.counters, sum(n for _, n in runs if n > 1)
+        c.steps += 1
+        c.prompt_rows += prompt
+        c.decode_rows += sum(1 for _, n in runs if n == 1)
+        c.step_seconds += seconds
+        c.prompt_seconds += seconds * prompt / sum(n for _, n in runs)
+
+    # ---- one reply's next token
+
+    def _advance(self, run: _Run, row: np.ndarray) -> None:
+        """All of a run's tokens are in; `row` has the logits of the next. Runs that waited for this prompt go on from a copy of it."""
+        followers = [r for r in self._active if r.leader is run] if not run.generated else []
+        if not run.generated and not self.cache.rewinds and run.job.reuse:
+            with contextlib.suppress(Bw24Error):  # the next turn's prompt may differ after this one, and there is no way back to here
+                self.cache.put(run.seq.fork())
+        for other in followers:
+            try:
+                other.seq, other.leader = run.seq.fork(), None
+            except Bw24Error as error:
+                self._fail(run.job, error)
+                return
+        for one in [run, *followers]:
+            try:
+                self._pick(one, row)
+            except Bw24Error as error:
+                self._fail(one.job, error)
+                return
+
+    def _pick(self, run: _Run, row: np.ndarray) -> None:
+        job = run.job
+        mask = run.matcher.mask() if run.matcher else None
+        token = sampling.sample(row, job.params[run.choice], run.tokens, len(run.tokens), mask)
+        if not job.stats.first_token:
+            job.stats.first_token = now()
+        if token in job.stop_ids:
+            self._finish(run, EOS)
+            return
+        found = None if job.top is None else logprobs(row, token, job.top)
+        complete = run.matcher.accept(token) if run.matcher else False
+        run.tokens.append(token)
+        run.generated += 1
+        job.stats.generated_tokens += 1
+        self.counters.generated_tokens += 1
+        text, stopped = self._text(run, token)
+        piece = Piece(run.choice, text, token, found)
+        if stopped:
+            self._finish(run, STOP, piece)
+        elif complete:
+            self._finish(run, MASKED, piece)
+        elif job.limit is not None and run.generated >= job.limit:
+            self._finish(run, LENGTH, piece)
+        elif len(run.tokens) > self.engine.ctx:
+            self._finish(run, CONTEXT, piece)
+        else:
+            job._events.put(piece)
+
+    def _text(self, run: _Run, token: int) -> tuple[str, bool]:
+        if run.stream is None or (self.tokenizer.is_special(token) and token not in run.job.visible):
+            return "", False
+        return run.filter.push(run.stream.push(token))
+
+    def _finish(self, run: _Run, reason: str, piece: Piece | None = None) -> None:
+        """End a reply; its sequence is kept for later prompts."""
+        piece = piece or Piece(run.choice)
+        if run.stream is not None and reason != STOP:
+            text, found = run.filter.push(run.stream.flush())
+            piece.text += text + ("" if found else run.filter.flush())
+            reason = STOP if found else reason
+        piece.reason, piece.stop = reason, run.filter.matched
+        with self._change:
+            if run in self._active:
+                self._active.remove(run)
+        if run.seq is not None:
+            if run.job.reuse and run.seq.pos:
+                self.cache.put(run.seq)
+            else:
+                run.seq.close()
+            run.seq = None
+            self._trim_cache()
+        self._count(reason)
+        run.job._open -= 1
+        if not run.job._open:
+            run.job.stats.finished = now()
+        run.job._events.put(piece)
+
+    def _count(self, reason: str) -> None:
+        self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
+
+    def _fail(self, job: Job, error: Bw24Error) -> None:
+        with self._change:
+            runs = [r for r in self._active if r.job is job]
+            self._active = [r for r in self._active if r.job is not job]
+            self._preempted = [r for r in self._preempted if r.job is not job]
+        for run in runs:
+            if run.seq:
+                run.seq.close()
+                run.seq = None
+        self._count("error")
+        job.stats.finished = now()
+        job._events.put(error)
+
+
+def share(prompts: list[_Run], rows: int) -> list[tuple[_Run, int]]:
+    """How a step's prompt rows are divided: half to the oldest, so that it is never overtaken for good, the rest to the shortest first."""
+    if not prompts or rows < 1:
+        return []
+    oldest = min(prompts, key=lambda r: r.order)
+    half = rows if len(prompts) == 1 else max(rows // 2, 1)
+    out, rows = [(oldest, min(oldest.pending, half))], rows - min(oldest.pending, half)
+    for run in sorted((r for r in prompts if r is not oldest), key=lambda r: (r.pending, r.order)):
+        if rows < 1:
+            break
+        out.append((run, min(run.pending, rows)))
+        rows -= out[-1][1]
+    return out
