@@ -28,7 +28,7 @@ AVXVNNI := -mavxvnni
 # ---- variants with their own object folder: SAN=1 (address and undefined-behaviour sanitizers), FAULT=n (seeded fault n, for the tests of the gates)
 ifeq ($(SAN),1)
 BUILD := build/san
-OPT   := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+OPT   := -O1 -g1 -fno-var-tracking -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SO    := $(BUILD)/libbw24.so
 endif
 ifneq ($(FAULT),)
@@ -60,6 +60,8 @@ OBJ     := $(C_FILES:%.c=$(BUILD)/%.o)
 C_TESTS := $(patsubst tests/c/%.c,$(BUILD)/tests/%,$(wildcard tests/c/test_*.c))
 PYTEST  := $(PYTHON) -m pytest
 JOBS     = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) # all cores, unless -j was given
+# Python tests that are about the C code; leaks are left to the C tests, the interpreter has its own
+SANITIZED := tests/test_gate.py tests/test_sampling.py tests/test_gguf_hostile.py
 PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
 .PHONY: all lib install test test-full ctest soak check lint fuzz sanitize cuda-objects wheel clean help FORCE
@@ -128,8 +130,11 @@ check: all ## every kernel against the reference, then the exactness gates on th
 fuzz: all ## a minute of broken model files
 	$(PYTHON) tests/fuzz_gguf.py --seconds $(or $(SECONDS_TO_RUN),60)
 
-sanitize: ## the C tests under the address and undefined-behaviour sanitizers
-	@$(MAKE) --no-print-directory $(JOBS) SAN=1 CUDA=0 ctest
+ASAN := $(shell $(CC) -print-file-name=libasan.so):$(shell $(CC) -print-file-name=libubsan.so)
+sanitize: all ## the C tests, then whole models from Python, under the address and undefined-behaviour sanitizers
+	@$(PYTHON) -c 'import pytest, gguf' 2>/dev/null || $(PIP) --editable '.[test]'
+	@$(MAKE) --no-print-directory $(JOBS) SAN=1 CUDA=0 ctest lib
+	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 BW24_LIBRARY=build/san/libbw24.so $(PYTEST) $(SANITIZED)
 
 lint: ## ruff, and the limits on the length of files and functions
 	@$(PYTHON) -m ruff --version >/dev/null 2>&1 || $(PIP) 'ruff>=0.5'

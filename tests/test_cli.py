@@ -221,7 +221,7 @@ def test_a_mistyped_variable_is_reported(run, tiny, monkeypatch):
 
 @pytest.mark.parametrize("words, message", [
     (["gen", "MODEL", "--threads", "0"], "expected a whole number 1..1024"),
-    (["gen", "MODEL", "--nonsense"], "unrecognized arguments: --nonsense"),
+    (["gen", "MODEL", "--nonsense"], "gen: unknown argument '--nonsense'"),
     (["gen", "MODEL", "--prefill", "fast"], "not in this version"),
     (["gen", "MODEL", "--kv", "e4m3"], "e4m3 is not in this version"),
     (["gen", "MODEL", "-p", "x", "--ctx", "100000"], "--ctx 100000"),
@@ -237,6 +237,7 @@ def test_a_mistyped_variable_is_reported(run, tiny, monkeypatch):
     (["bench", "MODEL", "--sizes", "9999"], "9999 tokens, the context holds 320"),
     (["bench", "MODEL", "--peer-bin", "/x"], "add --vs llama.cpp"),
     (["frobnicate"], "invalid choice"),
+    (["gen", "MODEL", "--temp", "0.5"], "did you mean --temperature?"),
 ])
 def test_an_error_is_one_line_and_exit_2(run, tiny, words, message):
     code, out, err = run(*[tiny if w == "MODEL" else w for w in words])

@@ -8,6 +8,8 @@ and are not; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
 import functools
 import os
 import shutil
@@ -73,6 +75,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def unknown_words(words: Sequence[str]) -> str:
+    """What to say about words that no option or argument takes."""
+    options = [word for flag in flags.TABLE for word in (flag.option, flag.short) if word]
+    word = words[0].split("=")[0]
+    near = [option for option in options if len(word) > 3 and option.startswith(word)] or difflib.get_close_matches(word, options, 1)
+    return f"unknown argument {words[0]!r}" + (f"; did you mean {near[0]}?" if near else " (see bw24 COMMAND --help)")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. Errors become one line on standard error."""
     parser = build_parser()
@@ -80,7 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the program
     try:
-        args = parser.parse_args(argv)
+        args, extra = parser.parse_known_args(argv)
+        if extra:
+            raise Bw24Error(f"{args.command or 'bw24'}: {unknown_words(extra)}")
         if not args.command:
             parser.print_help()
             return 0
@@ -96,6 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, say `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # standard output: a full disk, a closed terminal
+        say(f"bw24: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
     except MemoryError:
         say("bw24: out of memory; a smaller --ctx, a smaller --kv format or a smaller model needs less")
         return EXIT_ERROR

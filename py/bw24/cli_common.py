@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,7 @@ def open_model(args: argparse.Namespace) -> Model:
         raise Bw24Error(f"{error}{hint}", error.code) from None
     if found.note:
         say(found.note)
+    args.load_began = time.perf_counter()  # fetching is not loading
     return source.open_model(found.paths[0])
 
 

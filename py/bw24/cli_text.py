@@ -168,17 +168,13 @@ def run_gen(args: argparse.Namespace) -> int:
     """Exit code of `bw24 gen`."""
     from . import gate, generate
 
-    started = time.perf_counter()
     params = sampling_params(args)
     with open_model(args) as model:
         prompt = encode_prompt(model, args)
-        reading = time.perf_counter() - started
-        started = time.perf_counter()
         with open_engine(model, args) as engine:
-            loading = time.perf_counter() - started
+            loading = time.perf_counter() - args.load_began
             check_ids(prompt.ids, engine.n_vocab)
             generate.check_fits(len(prompt.ids), engine.ctx)
-            started = time.perf_counter()
             with progress_bar("prompt", "tokens") as bar:
                 check = gate.verify_prefill(engine, prompt.ids, progress=bar)
             say(check.line())
@@ -192,7 +188,7 @@ def run_gen(args: argparse.Namespace) -> int:
             )
             with closing(check.seq):
                 text = stream(reply, echo=not args.json)
-            report_gen(args, model, engine, check, reply, text, reading + loading)
+            report_gen(args, model, engine, check, reply, text, loading)
             return EXIT_INTERRUPTED if reply.reason == generate.INTERRUPTED else EXIT_OK
 
 
