@@ -1,0 +1,171 @@
+/* LINEAR over quantised weights for many rows: the same program as op_linear.cuh, hence the same bits, from an int8 tensor-core GEMM.
+ * Block tile 128 outputs x 128 rows, 8 warps of 32 x 64; stages of half a segment (4 groups) arrive by cp.async; codes are unpacked
+ * from shared memory straight into A registers; a thread carries (p, y) of its 64 results and folds each group in ascending order. */
+#ifndef BW24_CU_OP_GEMM_CUH
+#define BW24_CU_OP_GEMM_CUH
+
+#include "op_linear.cuh"
+
+namespace bw {
+
+constexpr int GEMM_TILE = 128, GEMM_B_PITCH = 160; /* 128 bytes of codes a row; 160 keeps 8-byte reads of 4 rows in separate banks */
+
+template <class U, int STAGES> struct GemmShared {
+    uint8_t a[STAGES][8 * U::HALF];
+    uint8_t b[STAGES][GEMM_TILE * GEMM_B_PITCH];
+    float delta[STAGES][4][GEMM_TILE];
+    float sum[U::FORM == FORM_S1M ? STAGES : 1][U::FORM == FORM_S1M ? 4 : 1][GEMM_TILE];
+    uint8_t raw[3][8 * U::SCALE];
+    float2 scale[2][4][GEMM_TILE];
+};
+
+__device__ __forceinline__ void cp16(void *dst, const void *src) {
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"((uint32_t)__cvta_generic_to_shared(dst)), "l"(src));
+}
+__device__ __forceinline__ void cp_commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> __device__ __forceinline__ void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+
+/* stage k = (segment k / 2, half k % 2); the raw scales of the next segment travel with a first half */
+template <class U, int STAGES> struct GemmLoad {
+    const LinearArgs &a;
+    GemmShared<U, STAGES> &sh;
+    int tile0, row0, tiles;
+    __device__ __forceinline__ const uint8_t *unit(int t, int seg) const {
+        int tile = min(tile0 + t, tiles - 1);
+        return a.w + ((size_t)tile * a.segs + seg) * U::UNIT;
+    }
+    __device__ __forceinline__ void scales(int seg) {
+        constexpr int N = U::SCALE / 16;
+        if (seg < a.segs)
+            for (int i = threadIdx.x; i < 8 * N; i += 256) cp16(sh.raw[seg % 3] + i * 16, unit(i / N, seg) + 2 * U::HALF + (i % N) * 16);
+    }
+    __device__ __forceinline__ void stage(int k) {
+        constexpr int N = U::HALF / 16;
+        if (k < 2 * a.segs) {
+            int seg = k >> 1, h = k & 1, slot = k % STAGES, groups = a.x.cols >> 5;
+#pragma unroll
+            for (int j = 0; j < (8 * N + 255) / 256; j++) {
+                int i = threadIdx.x + j * 256;
+                if (8 * N % 256 == 0 || i < 8 * N) cp16(sh.a[slot] + i * 16, unit(i / N, seg) + h * U::HALF + (i % N) * 16);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int i = threadIdx.x + j * 256, r = i >> 3, c = k * 128 + (i & 7) * 16;
+                if (c < a.x.cols) cp16(sh.b[slot] + r * GEMM_B_PITCH + (i & 7) * 16, a.x.q + (size_t)(row0 + r) * a.x.cols + c);
+            }
+            if (threadIdx.x < 128) {
+                int g = threadIdx.x >> 5, c = (threadIdx.x & 31) * 4;
+                if (k * 4 + g < groups) {
+                    cp16(&sh.delta[slot][g][c], a.x.delta + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
+                    if (U::FORM == FORM_S1M) cp16(&sh.sum[slot][g][c], a.x.sum + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
+                } else {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        sh.delta[slot][g][c + e] = 0.0f;
+                        if (U::FORM == FORM_S1M) sh.sum[slot][g][c + e] = 0.0f;
+                    }
+                }
+            }
+            if (!h) scales(seg + 1);
+        }
+        cp_commit();
+    }
+    /* scales of stage k as floats, two groups a thread */
+    __device__ __forceinline__ void decode(int k) {
+        if (k >= 2 * a.segs) return;
+        int row = threadIdx.x & 127, w = threadIdx.x >> 7;
+        const uint8_t *raw = sh.raw[(k >> 1) % 3] + (row >> 4) * U::SCALE;
+        typename U::Scale s = U::template load_scale<true>(raw, row & 15);
+        float x[2], y[2];
+        U::pair(s, 2 * (k & 1) + w, x, y);
+#pragma unroll
+        for (int e = 0; e < 2; e++) sh.scale[k & 1][2 * w + e][row] = make_float2(x[e], y[e]);
+    }
+};
+
+template <class U, int STAGES> __device__ __forceinline__ void gemm_stage(const GemmShared<U, STAGES> &sh, int k, float (&p)[2][8][4]) {
+    constexpr Form F = U::FORM;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3, slot = k % STAGES;
+    const uint8_t *bp = sh.b[slot] + (wn * 64 + gid) * GEMM_B_PITCH + tig * 8;
+#pragma unroll
+    for (int pk = 0; pk < U::PACKS; pk++) {
+        typename U::Pack w[2][2];
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) w[m][r] = U::template load_pack<true>(sh.a[slot] + (wm * 2 + m) * U::HALF, pk, r, lane);
+#pragma unroll
+        for (int e = 0; e < U::GP; e++) {
+            const int c = pk * U::GP + e;
+            uint2 b[8];
+            float2 d[8], s[8];
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                b[n] = *(const uint2 *)(bp + n * 8 * GEMM_B_PITCH + c * 32);
+                d[n] = *(const float2 *)&sh.delta[slot][c][wn * 64 + n * 8 + 2 * tig];
+                if (F == FORM_S1M) s[n] = *(const float2 *)&sh.sum[slot][c][wn * 64 + n * 8 + 2 * tig];
+            }
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                uint32_t l0, h0, l1, h1;
+                U::unpack(w[m][0], e, l0, h0);
+                U::unpack(w[m][1], e, l1, h1);
+                float2 s0 = sh.scale[k & 1][c][(wm * 2 + m) * 16 + gid], s1 = sh.scale[k & 1][c][(wm * 2 + m) * 16 + gid + 8];
+                float m0 = s0.x * -MAGIC_F, m1 = s1.x * -MAGIC_F;
+#pragma unroll
+                for (int n = 0; n < 8; n++) {
+                    int v[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, vh[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+                    if (F == FORM_S2) { mma16(v, l0, l1, b[n].x); mma16(vh, h0, h1, b[n].y); }
+                    else mma32(v, l0, l1, h0, h1, b[n].x, b[n].y);
+                    float *q = p[m][n];
+                    q[0] = fmaf(d[n].x, group_value<F>(v[0], vh[0], s0.x, s0.y, m0, s[n].x), q[0]);
+                    q[1] = fmaf(d[n].y, group_value<F>(v[1], vh[1], s0.x, s0.y, m0, s[n].y), q[1]);
+                    q[2] = fmaf(d[n].x, group_value<F>(v[2], vh[2], s1.x, s1.y, m1, s[n].x), q[2]);
+                    q[3] = fmaf(d[n].y, group_value<F>(v[3], vh[3], s1.x, s1.y, m1, s[n].y), q[3]);
+                }
+            }
+        }
+    }
+}
+
+template <class U, int STAGES, bool ADD> __global__ void __launch_bounds__(256, 1) k_linear_gemm(LinearArgs a) {
+    extern __shared__ __align__(16) uint8_t raw[];
+    GemmShared<U, STAGES> &sh = *(GemmShared<U, STAGES> *)raw;
+    GemmLoad<U, STAGES> ld = {a, sh, (int)blockIdx.y * 8, (int)blockIdx.x * GEMM_TILE, (a.n + 15) / 16};
+    const int stages = 2 * a.segs;
+    float p[2][8][4], y[2][8][4];
+#pragma unroll
+    for (int i = 0; i < 64; i++) (&p[0][0][0])[i] = (&y[0][0][0])[i] = 0.0f;
+    ld.scales(0);
+#pragma unroll
+    for (int k = 0; k < STAGES - 1; k++) ld.stage(k);
+    cp_wait<STAGES - 2>();
+    __syncthreads();
+    ld.decode(0);
+    for (int k = 0; k < stages; k++) {
+        cp_wait<STAGES - 2>();
+        __syncthreads();
+        ld.stage(k + STAGES - 1);
+        ld.decode(k + 1);
+        gemm_stage<U, STAGES>(sh, k, p);
+        if (k & 1) {
+#pragma unroll
+            for (int i = 0; i < 64; i++) { (&y[0][0][0])[i] = (&y[0][0][0])[i] + (&p[0][0][0])[i]; (&p[0][0][0])[i] = 0.0f; }
+        }
+    }
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int out = blockIdx.y * 128 + wm * 32 + m * 16 + (lane >> 2) + 8 * (i >> 1), row = blockIdx.x * 128 + wn * 64 + n * 8 + 2 * (lane & 3) + (i & 1);
+                if (out >= a.n || row >= a.rows) continue;
+                size_t at = (size_t)row * a.n + out;
+                a.y[at] = ADD ? a.res[at] + y[m][n][i] : y[m][n][i];
+            }
+}
+
+} // namespace bw
+#endif
