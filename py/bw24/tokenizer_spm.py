@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
 import sentencepiece
 
 from .errors import Bw24Error
@@ -36,24 +37,24 @@ def model_bytes(vocab: Vocab, unknown: int) -> bytes:
     Control, user-defined and unused pieces are declared normal: special tokens are cut out of the text before it gets here, and what is
     left may merge into any piece, as in llama.cpp.
     """
-    pack, out = struct.Struct("<f").pack, []
+    pack, out = struct.Struct("<f").pack, bytearray()  # one buffer: a list of parts would take 80 MB for 262144 pieces
     lengths = [_varint(n) for n in range(256)]
     texts, kinds, scores = vocab.texts, vocab.kinds, vocab.scores
     if unknown == len(texts):
         name = "<no token>"
         while name in vocab.ids:
             name += ">"
-        texts, kinds, scores = [*texts, name], kinds + bytes([UNKNOWN]), [*scores, 0.0]
+        texts, kinds, scores = [*texts, name], kinds + bytes([UNKNOWN]), np.append(scores, np.float32(0))
     for index, (text, score, kind) in enumerate(zip(texts, scores, kinds, strict=True)):
         raw = text.encode()
         tail = _TYPE[UNKNOWN] if index == unknown else _TYPE[BYTE] if kind == BYTE else b""
         size = len(raw)
         body = b"".join((_TEXT, lengths[size] if size < 256 else _varint(size), raw, _SCORE, pack(score), tail))
         size = len(body)
-        out += _PIECE, lengths[size] if size < 256 else _varint(size), body
+        out += _PIECE + (lengths[size] if size < 256 else _varint(size)) + body
     trainer = _BPE_MODEL + (_BYTE_FALLBACK if _has_all_bytes(vocab) else b"")
-    out += _TRAINER, _varint(len(trainer)), trainer, _NORMALIZER, _varint(len(_IDENTITY)), _IDENTITY
-    return b"".join(out)
+    out += b"".join((_TRAINER, _varint(len(trainer)), trainer, _NORMALIZER, _varint(len(_IDENTITY)), _IDENTITY))
+    return bytes(out)
 
 
 def _has_all_bytes(vocab: Vocab) -> bool:

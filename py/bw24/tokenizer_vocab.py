@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from .errors import Bw24Error
 
@@ -58,7 +60,7 @@ class Vocab:
     texts: list[str]
     ids: dict[str, int]
     kinds: bytearray
-    scores: list[float] | None
+    scores: np.ndarray | None  # f32
     roles: dict[str, int] = field(default_factory=dict)
     eog: frozenset[int] = frozenset()
 
@@ -153,7 +155,7 @@ def read_vocab(meta: Mapping[str, object], default_roles: Mapping[str, int]) -> 
     return vocab
 
 
-def _same_length(key: str, values: list, count: int) -> list:
+def _same_length(key: str, values: Sequence, count: int) -> Sequence:
     if len(values) != count:
         raise Bw24Error(f"{PREFIX}{key}: expected {count} entries, one for each token, found {len(values)}")
     return values
@@ -174,15 +176,19 @@ def _read_kinds(meta: Mapping[str, object], count: int) -> bytearray:
     return kinds
 
 
-def _read_scores(meta: Mapping[str, object], count: int) -> list[float] | None:
-    values = read_array(meta, "scores")
+def _read_scores(meta: Mapping[str, object], count: int) -> np.ndarray | None:
+    values = meta.get(PREFIX + "scores")
     if values is None:
         return None
+    if not isinstance(values, np.ndarray):
+        values = read_array(meta, "scores")
     _same_length("scores", values, count)
-    if set(map(type, values)) - {float, int} or not all(map(math.isfinite, values)):
-        at = next(i for i, v in enumerate(values) if type(v) not in (float, int) or not math.isfinite(v))
+    known = values if isinstance(values, np.ndarray) else [v if type(v) in (float, int) else math.nan for v in values]
+    out = np.asarray(known, np.float64)
+    if not np.isfinite(out).all():
+        at = int(np.flatnonzero(~np.isfinite(out))[0])
         raise Bw24Error(f"{PREFIX}scores[{at}]: expected a finite number, found {show(str(values[at]))}")
-    return values
+    return out.astype(np.float32)
 
 
 def _role_id(meta: Mapping[str, object], role: str, count: int) -> int | None:
