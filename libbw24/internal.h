@@ -11,7 +11,7 @@
 #include "formats/formats.h"
 #include "kv.h"
 
-enum { BW_MAX_BUF = 256, BW_MAX_KV = 512, BW_OP_BUFS = 3, BW_OP_W = 2, BW_OP_I = 4, BW_OP_F = 2 };
+enum { BW_MAX_BUF = 256, BW_MAX_KV = 512, BW_OP_BUFS = 6, BW_OP_W = 6, BW_OP_I = 5, BW_OP_F = 2 };
 
 /* ---- errors (abi.c): set the thread's message and return the code */
 int bw_fail(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -28,7 +28,8 @@ typedef struct bw_tensor {
     bool mapped;         /* data is a read-only file mapping: consumed pages may be given back to the system */
     float scale;         /* multiplies products with this tensor; 1 where the file has none */
     bool used;           /* some list names it */
-    bool linear;         /* some LINEAR reads it as its matrix, so a backend may pack it */
+    bool linear;         /* some LINEAR or EXPERTS reads it as matrices, so a backend may pack it */
+    int parts;           /* the matrices it holds, of equally many consecutive rows: 1, or experts, or twice the experts where gate and up are fused */
     void *packed;        /* the backend's own form, owned */
     uint64_t packed_bytes;
     float *dense;        /* small float tensors (norm weights, biases) decoded to f32, owned; NULL otherwise */
@@ -61,6 +62,7 @@ typedef struct bw_op {
     int kv;
     int i[BW_OP_I];
     double f[BW_OP_F];
+    int experts;                /* EXPERTS: how many its tensors hold */
     char *where;                /* file:line of the append, for messages */
 } bw_op;
 
@@ -190,6 +192,17 @@ static inline const bw_rowset *bw_rows_of(const bw_list *l, const bw_batch *b, i
     return l->bufs[buf].rows == BW_ROWS_WANT ? &b->want : &b->all;
 }
 float *bw_dense(bw_tensor *t); /* f32 view of a small tensor; NULL and message on failure */
+/* rows of one of the matrices that a tensor holds, and bytes of the raw form of one */
+static inline int64_t bw_part_rows(const bw_tensor *t) { return t->ne[1] * t->ne[2] / t->parts; }
+static inline int64_t bw_part_bytes(const bw_tensor *t) { return bw_part_rows(t) * bw_row_bytes(t->type, t->ne[0]); }
+/* EXPERTS: matrix m (0 gate, 1 up, 2 down) of expert e is part *part of the tensor returned; *scale its per-expert scale tensor or NULL */
+enum { BW_EXP_GATE, BW_EXP_UP, BW_EXP_DOWN };
+static inline bw_tensor *bw_expert_part(const bw_op *op, int m, int e, int *part, const bw_tensor **scale) {
+    bool fused = !op->w[BW_EXP_UP] && m != BW_EXP_DOWN;
+    *scale = op->w[3 + (fused ? BW_EXP_GATE : m)];
+    *part = fused ? 2 * e + m : e;
+    return op->w[fused ? BW_EXP_GATE : m];
+}
 
 /* growable text (list.c) */
 typedef struct bw_text { char *s; size_t n, cap; } bw_text;

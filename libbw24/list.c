@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "internal.h"
+#include "route.h"
 
 enum { MAX_LINE = 1024, MAX_FIELDS = 12, MAX_NAME = 128 };
 
@@ -368,8 +369,70 @@ static int check_attend(const bw_list *l, int index, const bw_op *op, int64_t y,
     return 0;
 }
 
+/* the output of an op whose rows or columns are worked on apart may not be one of its inputs */
+static int check_apart(const bw_list *l, int index, const bw_op *op) {
+    for (int i = 1; i < BW_OP_BUFS; i++)
+        if (op->buf[i] == op->buf[0]) return shape(l, index, "an output that is no input; buffer number", -1, op->buf[0]);
+    return 0;
+}
+
+static int64_t values_of(const bw_tensor *t) { return t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
+
+static int check_route(const bw_list *l, int index, const bw_op *op, int64_t y, int64_t experts) {
+    int top = op->i[0], groups = op->i[1], keep = op->i[2];
+    if (experts > BW_ROUTE_MAX) return shape(l, index, "at most so many experts", BW_ROUTE_MAX, experts);
+    if (top < 1 || top > experts) return shape(l, index, "a top of 1 up to the experts", experts, top);
+    EXPECT("weights and ids", 2 * top, y);
+    if (groups < 1 || experts % groups) return shape(l, index, "experts, modulo groups,", 0, groups ? experts % groups : -1);
+    if (keep < 1 || keep > groups) return shape(l, index, "kept groups of 1 up to the groups", groups, keep);
+    if (keep * (experts / groups) < top) return shape(l, index, "a top within the kept groups' experts", keep * (experts / groups), top);
+    if (op->w[0]) EXPECT("values of the selection bias", experts, values_of(op->w[0]));
+    return 0;
+}
+
+/* gate and up {x, f, e} or fused {x, 2 f, e}, down {f, y, e}; per-expert scales {e} */
+static int check_experts(const bw_list *l, int index, bw_op *op, const int64_t *b) {
+    bw_tensor *gate = op->w[BW_EXP_GATE], *up = op->w[BW_EXP_UP], *down = op->w[BW_EXP_DOWN];
+    int64_t experts = down->ne[2], ff = down->ne[0];
+    BW_TRY(check_apart(l, index, op));
+    if (b[2] < 2 || b[2] % 2) return shape(l, index, "a route of weights and ids: width modulo 2", 0, b[2] % 2);
+    EXPECT("columns of gate", b[1], gate->ne[0]);
+    EXPECT("rows of gate", up ? ff : 2 * ff, gate->ne[1]);
+    EXPECT("experts of gate", experts, gate->ne[2]);
+    EXPECT("rows of down", b[0], down->ne[1]);
+    if (up) {
+        EXPECT("columns of up", b[1], up->ne[0]);
+        EXPECT("rows of up", ff, up->ne[1]);
+        EXPECT("experts of up", experts, up->ne[2]);
+    }
+    for (int i = 0; i < 3; i++) {
+        const bw_tensor *w = op->w[i], *s = op->w[3 + i];
+        if (!w) { EXPECT("scales of a matrix that is not there", 0, s != NULL); continue; }
+        EXPECT("fourth dimension", 1, w->ne[3]);
+        if (w->type->form != BW_FLOAT) EXPECT("columns of a quantised tensor, modulo 32,", 0, w->ne[0] % 32);
+        if (!s) continue;
+        EXPECT("per-expert scales", experts, values_of(s));
+        if (w->scale != 1.0f) return shape(l, index, "one kind of scale: scales per expert and for the tensor", 1, 2);
+    }
+    if (up) EXPECT("gate and up both of float types or both quantised", gate->type->form == BW_FLOAT, up->type->form == BW_FLOAT);
+    op->experts = (int)experts;
+    int from = index - 1; /* the op that wrote the route: ids of experts that exist */
+    while (from >= 0 && l->ops[from].buf[0] != op->buf[2]) from--;
+    if (from < 0 || l->ops[from].code != BW_OP_ROUTE) return shape(l, index, "a route written by the op", BW_OP_ROUTE, from < 0 ? -1 : (int)l->ops[from].code);
+    EXPECT("experts of the route", experts, l->bufs[l->ops[from].buf[1]].width);
+    return 0;
+}
+
+static int check_slice(const bw_list *l, int index, const bw_op *op, int64_t y, int64_t x) {
+    int64_t heads = op->i[0];
+    BW_TRY(check_apart(l, index, op));
+    if (heads < 1 || x % heads || y % heads) return shape(l, index, "widths, modulo heads,", 0, heads ? x % heads + y % heads : -1);
+    if (op->i[1] + y / heads > x / heads) return shape(l, index, "an end within a head of", x / heads, op->i[1] + y / heads);
+    return 0;
+}
+
 static int check_op(bw_list *l, int index) {
-    const bw_op *op = &l->ops[index];
+    bw_op *op = &l->ops[index];
     int64_t b[BW_OP_BUFS];
     for (int i = 0; i < BW_OP_BUFS; i++) b[i] = op->buf[i] >= 0 ? l->bufs[op->buf[i]].width : 0;
     BW_TRY(rows_rule(l, index));
@@ -385,7 +448,18 @@ static int check_op(bw_list *l, int index) {
         EXPECT("width of the first input", b[0], b[1]);
         EXPECT("width of the second input", b[0], b[2]);
         break;
-    case BW_OP_SCALE: case BW_OP_SOFTCAP: case BW_OP_PICK_ROWS: EXPECT("width", b[0], b[1]); break;
+    case BW_OP_SOFTCAP: case BW_OP_PICK_ROWS: EXPECT("width", b[0], b[1]); break;
+    case BW_OP_SCALE:
+        EXPECT("width", b[0], b[1]);
+        if (op->w[0]) EXPECT("values of the factor", 1, values_of(op->w[0]));
+        break;
+    case BW_OP_SLICE: return check_slice(l, index, op, b[0], b[1]);
+    case BW_OP_GATE:
+        EXPECT("width", b[0], b[1]);
+        EXPECT("width, modulo the gate's,", 0, b[0] % b[2]);
+        break;
+    case BW_OP_ROUTE: return check_route(l, index, op, b[0], b[1]);
+    case BW_OP_EXPERTS: return check_experts(l, index, op, b);
     case BW_OP_ROPE: return check_rope(l, index, op, b[0]);
     case BW_OP_KV_APPEND:
         EXPECT("K width", (int64_t)l->kvs[op->kv].desc.heads * l->kvs[op->kv].desc.dim, b[0]);

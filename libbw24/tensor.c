@@ -111,6 +111,7 @@ int bw24_tensor_load(bw24_model *m, const char *name, int32_t type, int32_t n_di
     t->data = data;
     t->bytes = nbytes;
     t->scale = scale;
+    t->parts = 1;
     t->mapped = mapped != 0;
     m->tensors[m->n_tensors++] = t;
     return 0;
@@ -145,6 +146,27 @@ static int assign_classes(bw24_model *m, bw_list *l) {
     return 0;
 }
 
+static int mark_matrix(const bw_list *l, int op, bw_tensor *t, int parts) {
+    char label[256];
+    if (t->linear && t->parts != parts) {
+        bw_op_label(l, op, label, sizeof label);
+        return bw_fail(BW24_E_SHAPE, "%s: tensor %s holds %d matrices for another op, here %d", label, t->name, t->parts, parts);
+    }
+    t->linear = true;
+    t->parts = parts;
+    return 0;
+}
+
+/* which tensors a backend may pack, and as how many matrices */
+static int mark_matrices(const bw_list *l, int index) {
+    const bw_op *op = &l->ops[index];
+    if (op->code == BW_OP_LINEAR) return mark_matrix(l, index, op->w[0], 1);
+    if (op->code != BW_OP_EXPERTS) return 0;
+    for (int m = 0; m < 3; m++)
+        if (op->w[m]) BW_TRY(mark_matrix(l, index, op->w[m], m == BW_EXP_GATE && !op->w[BW_EXP_UP] ? 2 * op->experts : op->experts));
+    return 0;
+}
+
 int bw24_list_set(bw24_model *m, const char *role, const char *text) {
     if (!m || !role || !*role || strlen(role) > 31 || !text) return bw_fail(BW24_E_ARG, "bw24_list_set: NULL argument or a role outside 1..31 bytes");
     if (m->prepared) return bw_fail(BW24_E_ARG, "list %s: the model is prepared already", role);
@@ -159,8 +181,8 @@ int bw24_list_set(bw24_model *m, const char *role, const char *text) {
     if (rc) return rc;
     rc = assign_classes(m, l);
     if (rc) { bw_list_free(l); return rc; }
-    for (int i = 0; i < l->n_ops; i++)
-        if (l->ops[i].code == BW_OP_LINEAR) l->ops[i].w[0]->linear = true;
+    for (int i = 0; i < l->n_ops && !rc; i++) rc = mark_matrices(l, i);
+    if (rc) { bw_list_free(l); return rc; }
     if (!m->n_lists) m->vocab = (int32_t)l->bufs[l->logits].width;
     m->lists[m->n_lists++] = l;
     return 0;
@@ -189,10 +211,10 @@ static int make_buffers(bw24_model *m, bw_list *l) {
 static int prepare_small(bw_list *l) {
     for (int i = 0; i < l->n_ops; i++) {
         const bw_op *op = &l->ops[i];
-        if (op->code == BW_OP_NORM || op->code == BW_OP_ROPE) {
-            if (op->w[0] && !bw_dense(op->w[0])) return BW24_E_MEMORY;
-        }
-        if (op->code == BW_OP_LINEAR && op->w[1] && !bw_dense(op->w[1])) return BW24_E_MEMORY;
+        if (op->code == BW_OP_EMBED) continue;
+        int first = op->code == BW_OP_LINEAR ? 1 : op->code == BW_OP_EXPERTS ? 3 : 0; /* past the matrices */
+        for (int w = first; w < BW_OP_W; w++)
+            if (op->w[w] && !bw_dense(op->w[w])) return BW24_E_MEMORY;
     }
     return 0;
 }

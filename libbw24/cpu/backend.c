@@ -45,7 +45,9 @@ static void cpu_close(bw24_ctx *c) {
 }
 
 /* ---- weights */
-static bool packs(const bw24_model *m, const bw_tensor *t) { return m->ctx->repack && t->linear && cpu_pack_bytes(t->type, t->ne[1], t->ne[0]) > 0; }
+/* bytes of one matrix of the tensor in packed form, 0 if it has none */
+static size_t part_packed(const bw_tensor *t) { return (cpu_pack_bytes(t->type, bw_part_rows(t), t->ne[0]) + 63) & ~(size_t)63; }
+static bool packs(const bw24_model *m, const bw_tensor *t) { return m->ctx->repack && t->linear && part_packed(t) > 0; }
 
 static cpu_model *state_of(bw24_model *m) {
     if (!m->priv) m->priv = calloc(1, sizeof(cpu_model));
@@ -56,7 +58,7 @@ static cpu_model *state_of(bw24_model *m) {
 static int make_arena(bw24_model *m, cpu_model *s) {
     size_t total = 0;
     for (int i = 0; i < m->n_tensors; i++)
-        if (packs(m, m->tensors[i])) total += (cpu_pack_bytes(m->tensors[i]->type, m->tensors[i]->ne[1], m->tensors[i]->ne[0]) + 63) & ~(size_t)63;
+        if (packs(m, m->tensors[i])) total += (size_t)m->tensors[i]->parts * part_packed(m->tensors[i]);
     total = (total + (1 << 21) - 1) & ~(size_t)((1 << 21) - 1);
     void *p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return bw_fail(BW24_E_MEMORY, "out of memory for %zu MiB of packed weights", total >> 20);
@@ -80,25 +82,33 @@ static void drop_consumed(const bw_tensor *t, uint64_t from, uint64_t to) {
     if (t->mapped && b > a) madvise((void *)a, b - a, MADV_DONTNEED);
 }
 
-static int cpu_prepare_tensor(bw24_model *m, bw_tensor *t) {
-    cpu_model *s = state_of(m);
-    if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
-    cpu_mat *mat = calloc(1, sizeof *mat);
-    if (!mat) return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", t->name);
-    *mat = (cpu_mat){.type = t->type, .rows = t->ne[1], .cols = t->ne[0], .scale = t->scale};
-    t->packed = mat;
-    if (!packs(m, t)) { mat->raw = t->data; return 0; }
-    if (!s->arena) BW_TRY(make_arena(m, s));
-    size_t bytes = cpu_pack_bytes(t->type, mat->rows, mat->cols);
-    mat->data = s->arena + s->arena_used;
-    s->arena_used += (bytes + 63) & ~(size_t)63;
-    t->packed_bytes = bytes;
+/* in slices of about 4 MB of the file, whose pages are given back one slice after the other */
+static void pack_matrix(bw24_model *m, const bw_tensor *t, cpu_mat *mat, uint64_t from) {
     int64_t tiles = cpu_tiles(mat->rows), row = bw_row_bytes(t->type, mat->cols), slice = 1 + (4 << 20) / (row * CPU_TILE);
     for (int64_t at = 0; at < tiles; at += slice) {
         int64_t end = at + slice < tiles ? at + slice : tiles;
-        pack_job job = {mat, t->data, at, end};
+        pack_job job = {mat, t->data + from, at, end};
         cpu_pool_run(((cpu_ctx *)m->ctx->priv)->pool, pack_part, &job);
-        drop_consumed(t, (uint64_t)(at * CPU_TILE * row), end == tiles ? t->bytes : (uint64_t)(end * CPU_TILE * row));
+        drop_consumed(t, from + (uint64_t)(at * CPU_TILE * row), from + (uint64_t)(end == tiles ? mat->rows * row : end * CPU_TILE * row));
+    }
+}
+
+static int cpu_prepare_tensor(bw24_model *m, bw_tensor *t) {
+    cpu_model *s = state_of(m);
+    if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
+    cpu_mat *mat = calloc((size_t)t->parts, sizeof *mat);
+    if (!mat) return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", t->name);
+    t->packed = mat;
+    bool pack = packs(m, t);
+    if (pack && !s->arena) BW_TRY(make_arena(m, s));
+    for (int p = 0; p < t->parts; p++) {
+        uint64_t from = (uint64_t)p * (uint64_t)bw_part_bytes(t);
+        mat[p] = (cpu_mat){.type = t->type, .rows = bw_part_rows(t), .cols = t->ne[0], .scale = t->scale};
+        if (!pack) { mat[p].raw = t->data + from; continue; }
+        mat[p].data = s->arena + s->arena_used;
+        s->arena_used += part_packed(t);
+        t->packed_bytes += cpu_pack_bytes(t->type, mat[p].rows, mat[p].cols);
+        pack_matrix(m, t, &mat[p], from);
     }
     return 0;
 }
@@ -126,7 +136,33 @@ static int add_rope(bw24_model *m, cpu_model *s, const bw_op *op, int *index) {
     return 0;
 }
 
-static int resolve_step(const bw_list *l, const bw_step *st, cpu_step *out) {
+/* gate, up and down of each expert; the MoE scratch grows to the largest layer */
+static int resolve_experts(cpu_moe *moe, const bw_list *l, const bw_op *op, cpu_step *out) {
+    out->mats = calloc(3 * (size_t)op->experts, sizeof *out->mats);
+    if (!out->mats) return bw_fail(BW24_E_MEMORY, "out of memory for %d experts", op->experts);
+    for (int i = 0; i < 3 * op->experts; i++) {
+        int part;
+        const bw_tensor *scale, *t = bw_expert_part(op, i % 3, i / 3, &part, &scale);
+        out->mats[i] = ((cpu_mat *)t->packed)[part];
+        if (scale) out->mats[i].scale = scale->dense[i / 3];
+        if (t->type->form == BW_FLOAT) out->floats = true;
+        else out->quant = true;
+    }
+#define GROW(field, value) if ((value) > moe->field) moe->field = (value)
+    GROW(max_experts, op->experts);
+    GROW(max_top, (int)l->bufs[op->buf[2]].width / 2);
+    GROW(max_in, out->mats[0].cols);
+    GROW(max_ff, out->mats[BW_EXP_DOWN].cols);
+    GROW(max_out, out->mats[BW_EXP_DOWN].rows);
+#undef GROW
+    return 0;
+}
+
+static int resolve_step(cpu_model *s, const bw_list *l, const bw_step *st, cpu_step *out) {
+    bool moe = l->ops[st->first].code == BW_OP_EXPERTS;
+    out->phase = s->n_phases;
+    s->n_phases += moe ? CPU_MOE_PHASES : 2;
+    if (moe) return resolve_experts(&s->moe, l, &l->ops[st->first], out);
     out->mats = calloc((size_t)(st->n_lin ? st->n_lin : 1), sizeof *out->mats);
     if (!out->mats) return bw_fail(BW24_E_MEMORY, "out of memory for a step of the plan");
     for (int i = 0; i < st->n_lin; i++) {
@@ -176,26 +212,61 @@ static int make_threads(bw24_model *m, cpu_model *s, const widths *w) {
     return 0;
 }
 
+static int make_moe(bw24_model *m, cpu_moe *s, bool quant, bool floats) {
+    if (!s->max_experts) return 0;
+    int pairs = m->max_rows * s->max_top;
+    size_t n = (size_t)pairs;
+    s->start = calloc((size_t)s->max_experts + 1, sizeof *s->start);
+    s->active = calloc((size_t)s->max_experts, sizeof *s->active);
+    s->place = calloc(n, sizeof *s->place);
+    s->pair = calloc(n, sizeof *s->pair);
+    s->h = aligned(m, n * (size_t)s->max_ff * sizeof(float));
+    s->d = aligned(m, n * (size_t)s->max_out * sizeof(float));
+    if (quant) s->in_q = aligned(m, cpu_act_bytes(pairs, s->max_in, 0));
+    if (quant) s->mid_q = aligned(m, cpu_act_bytes(pairs, s->max_ff, 0));
+    if (floats) s->in_f = aligned(m, cpu_act_bytes(pairs, s->max_in, 1));
+    if (floats) s->mid_f = aligned(m, cpu_act_bytes(pairs, s->max_ff, 1));
+    bool have = s->start && s->active && s->place && s->pair && s->h && s->d && (!quant || (s->in_q && s->mid_q)) && (!floats || (s->in_f && s->mid_f));
+    return have ? 0 : bw_fail(BW24_E_MEMORY, "out of memory for the experts of %d rows", m->max_rows);
+}
+
+static void free_moe(cpu_moe *s) {
+    free(s->start);
+    free(s->active);
+    free(s->place);
+    free(s->pair);
+    free(s->h);
+    free(s->d);
+    free(s->in_q);
+    free(s->in_f);
+    free(s->mid_q);
+    free(s->mid_f);
+}
+
 static int cpu_prepare_list(bw24_model *m, bw_list *l) {
     cpu_model *s = state_of(m);
     if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
     if (s->steps) return bw_fail(BW24_E_UNSUPPORTED, "list %s: backend cpu runs one list a model", l->role);
     widths w = find_widths(m, l);
-    bool quant = false, floats = false;
+    bool quant = false, floats = false, moe_quant = false, moe_floats = false;
+    s->n_phases = 2;
     s->steps = calloc((size_t)l->plan->n_steps, sizeof *s->steps);
-    s->phases = aligned_alloc(64, ((size_t)l->plan->n_steps * 2 + 2) * sizeof *s->phases);
     s->rope_of = calloc((size_t)l->n_ops, sizeof *s->rope_of);
     s->bounds = calloc((size_t)m->max_rows * (2 * BW_MAX_CLASS + 2), sizeof *s->bounds);
     s->groups = calloc((size_t)m->max_rows + 1, sizeof *s->groups);
-    if (!s->steps || !s->phases || !s->rope_of || !s->bounds || !s->groups) return bw_fail(BW24_E_MEMORY, "out of memory for a plan of %d steps", l->plan->n_steps);
+    if (!s->steps || !s->rope_of || !s->bounds || !s->groups) return bw_fail(BW24_E_MEMORY, "out of memory for a plan of %d steps", l->plan->n_steps);
     for (int i = 0; i < l->n_ops; i++)
         if (l->ops[i].code == BW_OP_ROPE) BW_TRY(add_rope(m, s, &l->ops[i], &s->rope_of[i]));
     for (int i = 0; i < l->plan->n_steps; i++) {
-        BW_TRY(resolve_step(l, &l->plan->steps[i], &s->steps[i]));
-        quant |= s->steps[i].quant;
-        floats |= s->steps[i].floats;
+        BW_TRY(resolve_step(s, l, &l->plan->steps[i], &s->steps[i]));
+        bool moe = l->ops[l->plan->steps[i].first].code == BW_OP_EXPERTS;
+        *(moe ? &moe_quant : &quant) |= s->steps[i].quant;
+        *(moe ? &moe_floats : &floats) |= s->steps[i].floats;
     }
+    s->phases = aligned_alloc(64, (size_t)s->n_phases * sizeof *s->phases);
+    if (!s->phases) return bw_fail(BW24_E_MEMORY, "out of memory for a plan of %d steps", l->plan->n_steps);
     BW_TRY(make_threads(m, s, &w));
+    BW_TRY(make_moe(m, &s->moe, moe_quant, moe_floats));
     if (quant && !(s->act_q_mem = aligned(m, cpu_act_bytes(m->max_rows, w.in, 0)))) return bw_fail(BW24_E_MEMORY, "out of memory for activations of %d rows", m->max_rows);
     if (floats && !(s->act_f_mem = aligned(m, cpu_act_bytes(m->max_rows, w.in, 1)))) return bw_fail(BW24_E_MEMORY, "out of memory for activations of %d rows", m->max_rows);
     return 0;
@@ -216,6 +287,7 @@ static void cpu_free_model(bw24_model *m) {
         free(s->threads[t].act_f.mem);
         free(s->threads[t].pages);
     }
+    free_moe(&s->moe);
     if (s->arena) munmap(s->arena, s->arena_bytes);
     free(s->ropes);
     free(s->rope_of);

@@ -7,30 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "state.h"
+#include "forward.h"
 #include "vecops.h"
 
-typedef struct fwd {
-    bw24_model *m;
-    bw_list *l;
-    const bw_batch *b;
-    float *logits;
-    cpu_model *s;
-    enum cpu_isa isa;
-    cpu_pool *pool;
-} fwd;
-
 enum { ATTEND_ROWS = 64 };
-
-static float *row_of(const fwd *f, int buf, int64_t i) {
-    float *base = buf == f->l->logits ? f->logits : f->l->mem[buf];
-    return base + i * f->l->bufs[buf].width;
-}
-
-static void fault_at(const fwd *f, int op) {
-    int none = 0;
-    atomic_compare_exchange_strong(&f->s->fault, &none, op + 1);
-}
 
 /* ---- row-local ops */
 static void embed_row(const fwd *f, const bw_op *op, int64_t i) {
@@ -76,7 +56,10 @@ static void do_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
     case BW_OP_EMBED: embed_row(f, op, i); break;
     case BW_OP_NORM: norm_row(f, op, a, y); break;
     case BW_OP_ADD: cpu_add(f->isa, a, c, y, n); break;
-    case BW_OP_SCALE: cpu_scale(f->isa, a, (float)op->f[0], y, n); break;
+    case BW_OP_SCALE: cpu_scale(f->isa, a, op->w[0] ? op->w[0]->dense[0] : (float)op->f[0], y, n); break;
+    case BW_OP_GATE: cpu_gate(f->isa, a, c, y, n, f->l->bufs[op->buf[2]].width); break;
+    case BW_OP_SLICE: ref_slice(a, y, op->i[0], f->l->bufs[op->buf[1]].width / op->i[0], op->i[1], n / op->i[0]); break;
+    case BW_OP_ROUTE: route_row(f, index, i); break;
     case BW_OP_GLU: cpu_glu(f->isa, (enum bw_act)op->i[0], a, c, y, n); break;
     case BW_OP_ROPE: rope_row(f, index, set, i); break;
     case BW_OP_KV_APPEND: append_row(f, index, i); break;
@@ -85,8 +68,6 @@ static void do_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
 }
 
 /* ---- phases */
-typedef void (*range_fn)(const fwd *f, void *arg, int tid, int64_t from, int64_t to);
-
 /* The c-th claim on n items: each thread's first is large, 3/4 of an even share; the last quarter goes in small ranges that even out the finish. */
 static bool claim(int64_t c, int64_t n, int threads, int64_t *from, int64_t *to) {
     int64_t big = threads > 1 ? 3 * n / (4 * threads) : n, rest = n - big * threads, tail = 4 * threads;
@@ -102,7 +83,7 @@ static bool claim(int64_t c, int64_t n, int threads, int64_t *from, int64_t *to)
     return true;
 }
 
-static void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, int tid) {
+void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, int tid) {
     int threads = cpu_pool_size(f->pool);
     int64_t from, to;
     while (claim(atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed), n, threads, &from, &to)) {
@@ -323,10 +304,13 @@ static void pick_range(const fwd *f, void *arg, int tid, int64_t from, int64_t t
     for (int64_t i = from; i < to; i++) memcpy(row_of(f, a->op->buf[0], i), row_of(f, a->op->buf[1], a->set->row[i]), bytes);
 }
 
-static void step_op(const fwd *f, cpu_phase *p, const bw_step *st, const bw_rowset *set, int tid) {
+static void step_op(const fwd *f, cpu_phase *p, int step, const bw_step *st, const bw_rowset *set, int tid) {
     pick_arg a = {&f->l->ops[st->first], set};
-    if (a.op->code == BW_OP_PICK_ROWS) run_phase(f, p, set->n, pick_range, &a, tid);
-    else step_attend(f, p, st->first, set, tid);
+    switch (a.op->code) {
+    case BW_OP_PICK_ROWS: run_phase(f, p, set->n, pick_range, &a, tid); break;
+    case BW_OP_EXPERTS: step_experts(f, p, step, st->first, set, tid); break;
+    default: step_attend(f, p, st->first, set, tid); break;
+    }
 }
 
 /* ---- the walk */
@@ -366,7 +350,7 @@ static void walk(void *arg, int tid, int n) {
     run_phase(f, &f->s->phases[0], f->b->n, rope_range, NULL, tid);
     for (int i = 0; i < plan->n_steps; i++) {
         const bw_step *st = &plan->steps[i];
-        cpu_phase *p = &f->s->phases[2 * i + 2];
+        cpu_phase *p = &f->s->phases[f->s->steps[i].phase];
         const bw_rowset *set = bw_rows_of(f->l, f->b, f->l->ops[st->first].buf[0]);
         if (!set->n) continue;
         if (atomic_load_explicit(&f->m->ctx->cancel, memory_order_relaxed)) {
@@ -375,7 +359,7 @@ static void walk(void *arg, int tid, int n) {
         }
         if (st->kind == BW_STEP_ROWS) step_rows(f, p, st, set, tid);
         else if (st->kind == BW_STEP_LINEARS) step_linears(f, p, i, st, set, tid);
-        else step_op(f, p, st, set, tid);
+        else step_op(f, p, i, st, set, tid);
     }
     run_phase(f, &f->s->phases[1], (int64_t)f->b->want.n * f->l->bufs[f->l->logits].width, finite_range, NULL, tid);
 }
@@ -439,7 +423,7 @@ static int verdict(const fwd *f) {
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
     cpu_ctx *c = m->ctx->priv;
     fwd f = {m, l, b, logits, m->priv, c->isa, c->pool};
-    for (int i = 0; i < 2 * l->plan->n_steps + 2; i++) {
+    for (int i = 0; i < f.s->n_phases; i++) {
         atomic_store_explicit(&f.s->phases[i].next, 0, memory_order_relaxed);
         atomic_store_explicit(&f.s->phases[i].done, 0, memory_order_relaxed);
     }

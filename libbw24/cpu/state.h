@@ -21,9 +21,11 @@ typedef struct cpu_rope_cfg {
 
 /* one step of the plan with everything resolved */
 typedef struct cpu_step {
-    cpu_mat *mats;      /* [n_lin], biases bound */
+    cpu_mat *mats;      /* [n_lin], biases bound; EXPERTS: gate, up, down of each expert, scales bound */
     bool quant, floats; /* which forms of the input its matrices read */
     int64_t tiles;      /* of all matrices; of one when a GLU joins two */
+    int n_active;       /* EXPERTS: experts with rows in the pass in hand; a step's own, because late threads still ask for it */
+    int phase;          /* first of its phases in cpu_model.phases */
 } cpu_step;
 
 /* per thread */
@@ -37,6 +39,20 @@ typedef struct cpu_thread {
 
 /* one phase of a step: ranges claimed, items done */
 typedef struct cpu_phase { _Alignas(64) atomic_llong next; atomic_llong done; } cpu_phase;
+
+enum { CPU_MOE_PHASES = 6 };
+/* scratch of EXPERTS, one for all layers. A pair is (row, slot); pairs are sorted by expert, the order in a row's own sum stays the slots' */
+typedef struct cpu_moe {
+    int max_experts, max_top;
+    int64_t max_in, max_ff, max_out;
+    int *start;         /* [experts + 1] first place of each expert's pairs */
+    int *place;         /* [rows x top] pair -> place in the sorted order */
+    int *pair;          /* place -> pair */
+    int *active;        /* experts with pairs, ascending */
+    float *h;           /* [places][ff] act(gate x) * up x */
+    float *d;           /* [places][out] down h */
+    void *in_q, *in_f, *mid_q, *mid_f; /* activations of the pairs: inputs, and h; NULL where no matrix reads that form */
+} cpu_moe;
 
 /* per model */
 typedef struct cpu_model {
@@ -53,7 +69,9 @@ typedef struct cpu_model {
     int64_t *bounds;    /* visible keys of the step's rows: lo [classes][all, want][max_rows], then hi [all, want][max_rows] */
     int *groups;        /* starts of row groups that may be worked on apart: no two share a KV page */
     int n_groups;
-    cpu_phase *phases;  /* [2 + 2 x steps]: rope tables, logits check, then two a step */
+    cpu_phase *phases;  /* rope tables, logits check, then those of each step */
+    int n_phases;
+    cpu_moe moe;
     atomic_int fault;   /* first op that met Inf or NaN, plus one */
     atomic_int cancelled;
     atomic_int memory_fault;

@@ -25,5 +25,10 @@ void cpu_glu(enum cpu_isa isa, enum bw_act act, const float *g, const float *u, 
 
 void cpu_add(enum cpu_isa isa, const float *a, const float *b, float *y, int64_t n) { kernels_of(isa)->add(a, b, y, n); }
 void cpu_scale(enum cpu_isa isa, const float *x, float c, float *y, int64_t n) { kernels_of(isa)->scale(x, c, y, n); }
+void cpu_gate(enum cpu_isa isa, const float *x, const float *g, float *y, int64_t n, int64_t groups) {
+    const vecops_kernels *kernel = kernels_of(isa);
+    if (groups == n) { kernel->gate(x, g, y, n); return; }
+    for (int64_t i = 0, size = n / groups; i < groups; i++) kernel->scale(x + i * size, bw_sigmoid(g[i]), y + i * size, size);
+}
 void cpu_softcap(enum cpu_isa isa, const float *x, float cap, float *y, int64_t n) { kernels_of(isa)->softcap(x, cap, y, n); }
 void cpu_map(enum cpu_isa isa, enum cpu_fn f, const float *x, float *y, int64_t n) { kernels_of(isa)->map(f, x, y, n); }

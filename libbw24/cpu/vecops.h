@@ -1,4 +1,4 @@
-/* The row ops NORM, ROPE, GLU, ADD, SCALE (and EMBED's factor) and SOFTCAP on the CPU: one row a call, y may be the same row as any input.
+/* The row ops NORM, ROPE, GLU, ADD, SCALE (and EMBED's factor), GATE and SOFTCAP on the CPU: one row a call, y may be the same row as any input.
  * Results are those of ref/elementwise.h bit for bit. Knows no list and no thread. */
 #ifndef BW24_CPU_VECOPS_H
 #define BW24_CPU_VECOPS_H
@@ -13,6 +13,8 @@ void cpu_rope(enum cpu_isa isa, const float *x, float *y, int heads, int dim, in
 void cpu_glu(enum cpu_isa isa, enum bw_act act, const float *g, const float *u, float *y, int64_t n);
 void cpu_add(enum cpu_isa isa, const float *a, const float *b, float *y, int64_t n);
 void cpu_scale(enum cpu_isa isa, const float *x, float c, float *y, int64_t n);
+/* g: [groups], one value for n / groups consecutive values */
+void cpu_gate(enum cpu_isa isa, const float *x, const float *g, float *y, int64_t n, int64_t groups);
 void cpu_softcap(enum cpu_isa isa, const float *x, float cap, float *y, int64_t n);
 
 /* y = f(x), the functions of canon.h */
@@ -27,6 +29,7 @@ typedef struct vecops_kernels {
     void (*add)(const float *a, const float *b, float *y, int64_t n);
     void (*scale)(const float *x, float c, float *y, int64_t n);
     void (*softcap)(const float *x, float cap, float *y, int64_t n);
+    void (*gate)(const float *x, const float *g, float *y, int64_t n);
     void (*map)(enum cpu_fn f, const float *x, float *y, int64_t n);
 } vecops_kernels;
 extern const vecops_kernels cpu_vecops_portable, cpu_vecops_avx2, cpu_vecops_avx512;

@@ -103,6 +103,12 @@ static void softcap(const float *x, float cap, float *y, int64_t n) {
     for (; i < n; i++) y[i] = cap * bw_tanh(x[i] * inv);
 }
 
+static void gate(const float *x, const float *g, float *y, int64_t n) {
+    int64_t i = 0;
+    for (; i + VW <= n; i += VW) V(store)(y + i, V(mul)(V(load)(x + i), V(sigmoid)(V(load)(g + i))));
+    for (; i < n; i++) y[i] = x[i] * bw_sigmoid(g[i]);
+}
+
 #define MAP(name) \
     do { \
         for (; i + VW <= n; i += VW) V(store)(y + i, V(name)(V(load)(x + i))); \
@@ -121,4 +127,4 @@ static void map(enum cpu_fn f, const float *x, float *y, int64_t n) {
     }
 }
 
-const vecops_kernels VECOPS_TABLE = {norm, rope, glu, add, scale, softcap, map};
+const vecops_kernels VECOPS_TABLE = {norm, rope, glu, add, scale, softcap, gate, map};

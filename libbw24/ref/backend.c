@@ -9,6 +9,7 @@
 #include "dot.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "moe.h"
 
 enum { BLOCK_FROM = 3, LINEAR_CHUNK = 1024 /* weight rows between two looks at the cancel flag */ };
 
@@ -21,6 +22,7 @@ typedef struct ref_run {
     int8_t *aq; /* quantised activations of one row */
     float *ad;
     float *cs;  /* one row's rope table */
+    float *h;   /* what lies between the matrices of one expert */
 } ref_run;
 
 static float *row_of(const ref_run *r, int buf, int i) {
@@ -127,6 +129,32 @@ static int do_attend(const ref_run *r, const bw_op *op, const bw_rowset *rows, i
     return rc ? BW24_E_NUMERIC : 0;
 }
 
+static int do_route(const ref_run *r, const bw_op *op, int i) {
+    bw_route c = {(int)r->l->bufs[op->buf[1]].width, op->i[0], op->i[1], op->i[2], op->i[3], (enum bw_route_kind)op->i[4], (float)op->f[0]};
+    return ref_route(&c, row_of(r, op->buf[1], i), op->w[0] ? op->w[0]->dense : NULL, row_of(r, op->buf[0], i)) ? BW24_E_NUMERIC : 0;
+}
+
+static ref_matrix matrix_of(const bw_op *op, int m, int e) {
+    int part;
+    const bw_tensor *scale, *t = bw_expert_part(op, m, e, &part, &scale);
+    return (ref_matrix){t->type, t->data + part * bw_part_bytes(t), bw_part_rows(t), t->ne[0], scale ? scale->dense[e] : t->scale};
+}
+
+static int do_experts(const ref_run *r, const bw_op *op, int i) {
+    int64_t n = r->l->bufs[op->buf[0]].width;
+    int top = (int)r->l->bufs[op->buf[2]].width / 2, rc = 0;
+    const float *route = row_of(r, op->buf[2], i), *x = row_of(r, op->buf[1], i);
+    float *y = row_of(r, op->buf[0], i);
+    memset(y, 0, (size_t)n * sizeof *y);
+    for (int s = 0; s < top && !rc; s++) {
+        int id = (int)route[top + s];
+        ref_expert e = {matrix_of(op, BW_EXP_GATE, id), matrix_of(op, BW_EXP_UP, id), matrix_of(op, BW_EXP_DOWN, id)};
+        rc = cancelled(r);
+        if (!rc && ref_expert_add(&e, x, route[s], (enum bw_act)op->i[0], r->m->ctx->float_act, r->aq, r->ad, r->h, y)) rc = BW24_E_NUMERIC;
+    }
+    return rc;
+}
+
 static int do_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int i) {
     int64_t n = r->l->bufs[op->buf[0]].width;
     float *b[BW_OP_BUFS];
@@ -135,7 +163,11 @@ static int do_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int 
     case BW_OP_EMBED: do_embed(r, op, i); break;
     case BW_OP_NORM: do_norm(r, op, i); break;
     case BW_OP_ADD: ref_add(b[1], b[2], b[0], n); break;
-    case BW_OP_SCALE: ref_scale(b[1], (float)op->f[0], b[0], n); break;
+    case BW_OP_SCALE: ref_scale(b[1], op->w[0] ? op->w[0]->dense[0] : (float)op->f[0], b[0], n); break;
+    case BW_OP_GATE: ref_gate(b[1], b[2], b[0], n, r->l->bufs[op->buf[2]].width); break;
+    case BW_OP_SLICE: ref_slice(b[1], b[0], op->i[0], r->l->bufs[op->buf[1]].width / op->i[0], op->i[1], n / op->i[0]); break;
+    case BW_OP_ROUTE: return do_route(r, op, i);
+    case BW_OP_EXPERTS: return do_experts(r, op, i);
     case BW_OP_GLU: ref_glu((enum bw_act)op->i[0], b[1], b[2], b[0], n); break;
     case BW_OP_ROPE: do_rope(r, op, rows->pos[i], i); break;
     case BW_OP_KV_APPEND: return do_append(r, op, i);
@@ -162,11 +194,18 @@ static int check_logits(const ref_run *r) {
 
 static int ref_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
     int64_t widest = 32;
+    int64_t inner = 1;
     int rot = 2, rc = 0;
     for (int i = 0; i < l->n_bufs; i++) widest = l->bufs[i].width > widest ? l->bufs[i].width : widest;
     for (int i = 0; i < l->n_ops; i++) rot = l->ops[i].code == BW_OP_ROPE && l->ops[i].i[2] > rot ? l->ops[i].i[2] : rot;
-    ref_run r = {m, l, b, logits, malloc((size_t)widest), malloc((size_t)widest / 8 + 4), malloc((size_t)rot * sizeof(float))};
-    if (!r.aq || !r.ad || !r.cs) rc = bw_fail(BW24_E_MEMORY, "out of memory for a row of %lld values", (long long)widest);
+    for (int i = 0; i < l->n_ops; i++) {
+        if (l->ops[i].code != BW_OP_EXPERTS) continue;
+        int64_t ff = l->ops[i].w[BW_EXP_DOWN]->ne[0], need = 2 * ff + l->bufs[l->ops[i].buf[0]].width;
+        inner = need > inner ? need : inner;
+        widest = ff > widest ? ff : widest;
+    }
+    ref_run r = {m, l, b, logits, malloc((size_t)widest), malloc((size_t)widest / 8 + 4), malloc((size_t)rot * sizeof(float)), malloc((size_t)inner * sizeof(float))};
+    if (!r.aq || !r.ad || !r.cs || !r.h) rc = bw_fail(BW24_E_MEMORY, "out of memory for a row of %lld values", (long long)widest);
     for (int o = 0; o < l->n_ops && !rc; o++) {
         const bw_op *op = &l->ops[o];
         const bw_rowset *rows = bw_rows_of(l, b, op->buf[0]);
@@ -181,6 +220,7 @@ static int ref_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logi
     free(r.aq);
     free(r.ad);
     free(r.cs);
+    free(r.h);
     return rc;
 }
 

@@ -59,10 +59,25 @@ void ref_add(const float *a, const float *b, float *y, int64_t n) {
 }
 
 /*
- * SCALE  y = x * c   [n]; EMBED scales its decoded row by it
+ * SCALE  y = x * c   [n]; c may come from a tensor of one value; EMBED scales its decoded row by it
  */
 void ref_scale(const float *x, float c, float *y, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = x[i] * c;
+}
+
+/*
+ * GATE  y = x * sigmoid(g)   x, y: [n]; g: [groups], one value for n / groups consecutive values
+ */
+void ref_gate(const float *x, const float *g, float *y, int64_t n, int64_t groups) {
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] * bw_sigmoid(g[i / (n / groups)]);
+}
+
+/*
+ * SLICE  y[h] = x[h][from .. from + size)   x: [heads][stride]; y: [heads][size]
+ */
+void ref_slice(const float *x, float *y, int heads, int64_t stride, int64_t from, int64_t size) {
+    for (int h = 0; h < heads; h++)
+        for (int64_t i = 0; i < size; i++) y[h * size + i] = x[h * stride + from + i];
 }
 
 /*

@@ -1,4 +1,4 @@
-/* Reference of the row ops NORM, ROPE, GLU, ADD, SCALE (and EMBED's factor) and SOFTCAP: the numeric program literally.
+/* Reference of the row ops NORM, ROPE, GLU, ADD, SCALE (and EMBED's factor), GATE, SLICE and SOFTCAP: the numeric program literally.
  * A row is n f32 values; y may be the same row as any input. */
 #ifndef BW24_REF_ELEMENTWISE_H
 #define BW24_REF_ELEMENTWISE_H
@@ -14,6 +14,9 @@ void ref_rope(const float *x, float *y, int heads, int dim, int rot, enum bw_rop
 void ref_glu(enum bw_act act, const float *g, const float *u, float *y, int64_t n);
 void ref_add(const float *a, const float *b, float *y, int64_t n);
 void ref_scale(const float *x, float c, float *y, int64_t n);
+/* g: [groups], groups a divisor of n */
+void ref_gate(const float *x, const float *g, float *y, int64_t n, int64_t groups);
+void ref_slice(const float *x, float *y, int heads, int64_t stride, int64_t from, int64_t size);
 void ref_softcap(const float *x, float cap, float *y, int64_t n);
 
 #endif

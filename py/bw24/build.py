@@ -3,6 +3,7 @@ ops and their operands come from the library. Knows no architecture and no weigh
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,9 @@ class Params:
             raise Bw24Error(f"{self.arch}.{key}: expected {low:g}..{high:g}, found {value}")
         return value
 
+    def bool(self, key: str, default: Any = _REQUIRED) -> bool:
+        return self._get(key, bool, default)
+
     def str(self, key: str, default: Any = _REQUIRED) -> str:
         return self._get(key, str, default)
 
@@ -62,6 +66,10 @@ class ListBuilder:
             raise Bw24Error(f"tensor {tensor} is missing")
         ne = self.shapes[tensor]
         return ne[1] if len(ne) > 1 else 1
+
+    def size(self, tensor: str) -> int:
+        """Number of values of a tensor, 0 if the file lacks it."""
+        return math.prod(self.shapes[tensor]) if tensor in self.shapes else 0
 
     def buf(self, name: str, width: int) -> str:
         """Declares a buffer of `width` values a row; declaring it again with the same width is the same buffer."""

@@ -4,6 +4,7 @@ the checks that need to know what keys and tensors mean; knows neither the libra
 from __future__ import annotations
 
 import importlib
+import math
 import mmap
 import pkgutil
 from collections.abc import Iterator, Mapping
@@ -55,7 +56,7 @@ class WeightView:
 
 def architectures() -> list[str]:
     """Names of the architectures this package runs, as GGUF spells them."""
-    return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(arch_package.__path__) if m.name != "common")
+    return sorted(m.name for m in pkgutil.iter_modules(arch_package.__path__) if m.name != "common")
 
 
 class Model:
@@ -80,7 +81,7 @@ class Model:
 
     def _build(self) -> ListBuilder:
         b = ListBuilder({t.name: tuple(t.shape) for t in self.file.tensors.values()})
-        importlib.import_module(f"bw24.arch.{self.arch.replace('-', '_')}").build(b, self.params)
+        importlib.import_module(f"bw24.arch.{self.arch}").build(b, self.params)
         return b
 
     def _check_vocabulary(self) -> None:
@@ -96,20 +97,22 @@ class Model:
         return self.builder.text()
 
     def weights(self) -> Iterator[WeightView]:
-        """All tensors but the scale sidecars, which go with their weights."""
+        """All tensors but the sidecars of NVFP4 weights: a scale goes with its weight, the scales of experts stay tensors, input scales are left out."""
         for t in self.file.tensors.values():
             if self._sidecar_of(t.name):
                 continue
             scale = 1.0
-            side = t.name.removesuffix(".weight") + ".scale"
-            if t.type_id == NVFP4 and side in self.file.tensors:
-                scale = self._scalar(side)
+            side = self.file.tensors.get(t.name.removesuffix(".weight") + ".scale")
+            if t.type_id == NVFP4 and side is not None and self._sidecar_of(side.name):
+                scale = self._scalar(side.name)
             yield WeightView(t.name, t.type_id, tuple(t.shape), self.file.data(t.name), scale)
 
     def _sidecar_of(self, name: str) -> bool:
         base, _, kind = name.rpartition(".")
         weight = self.file.tensors.get(base + ".weight")
-        return kind in ("scale", "input_scale") and weight is not None and weight.type_id == NVFP4
+        if weight is None or weight.type_id != NVFP4:
+            return False
+        return kind == "input_scale" or (kind == "scale" and (len(weight.shape) < 3 or math.prod(self.file.tensors[name].shape) == 1))
 
     def _scalar(self, name: str) -> float:
         t = self.file.tensors[name]

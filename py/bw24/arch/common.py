@@ -23,8 +23,9 @@ class Dims:
     rope_scale: float  # 1 / linear scaling factor
 
     @staticmethod
-    def read(hp: Params) -> Dims:
-        if experts := hp.int("expert_count", 0, low=0):
+    def read(hp: Params, layers: int | None = None, moe: bool = False) -> Dims:
+        """`layers`: the trunk's depth where block_count is not it; `moe`: the architecture has experts."""
+        if (experts := hp.int("expert_count", 0, low=0)) and not moe:
             raise Bw24Error(f"{hp.arch}.expert_count: {experts} experts; only dense models of this architecture are supported")
         width, heads = hp.int("embedding_length"), hp.int("attention.head_count", high=1024)
         kv_heads = hp.int("attention.head_count_kv", heads, high=1024)
@@ -41,10 +42,20 @@ class Dims:
             raise Bw24Error(f"{hp.arch}.rope.scaling.type: '{scaling}' is not supported, only none and linear")
         factor = hp.float("rope.scaling.factor", 1.0, low=1e-3, high=1e6) if scaling == "linear" else 1.0
         return Dims(
-            hp.int("block_count", high=1024), width, heads, kv_heads, head_dim, rot,
+            layers or hp.int("block_count", high=1024), width, heads, kv_heads, head_dim, rot,
             hp.float("attention.layer_norm_rms_epsilon", low=1e-12, high=1.0),
             hp.float("rope.freq_base", 10000.0, low=1.0), 1.0 / factor,
         )
+
+
+def trunk_layers(b: ListBuilder, hp: Params) -> int:
+    """Depth of the trunk: block_count less the MTP blocks at its end. The tensors decide, because files are cut without a change of metadata."""
+    layers, said = hp.int("block_count", high=1024), hp.int("nextn_predict_layers", 0, low=0, high=64)
+    while layers > 1 and (b.has(f"blk.{layers - 1}.nextn.eh_proj.weight") or (said and not b.has(f"blk.{layers - 1}.attn_norm.weight"))):
+        layers, said = layers - 1, said - 1
+    if not b.has("blk.0.attn_norm.weight") and b.has(f"blk.{layers}.nextn.eh_proj.weight"):
+        raise Bw24Error(f"the file holds only the MTP block blk.{layers}: it drafts for a model whose trunk is in another file")
+    return layers
 
 
 def embed(b: ListBuilder, d: Dims, scale: float = 1.0) -> None:
@@ -78,15 +89,73 @@ def attend(b: ListBuilder, d: Dims, layer: int, *, style: str, base: float, scal
     return out
 
 
-def glu_ffn(b: ListBuilder, p: str, x: str, y: str, act: str, tag: str) -> None:
-    """y = down(act(gate x) * up x); `tag` separates the buffers of all rows from those of the wanted rows."""
-    ff = b.rows(p + "ffn_gate.weight")
-    for name in ("gate", "up", "ff"):
-        b.buf(name + tag, ff)
-    b.linear(y="gate" + tag, x=x, w=p + "ffn_gate.weight")
-    b.linear(y="up" + tag, x=x, w=p + "ffn_up.weight")
-    b.glu(y="ff" + tag, g="gate" + tag, u="up" + tag, act=act)
-    b.linear(y=y, x="ff" + tag, w=p + "ffn_down.weight")
+def glu_ffn(b: ListBuilder, p: str, x: str, y: str, act: str, tag: str, kind: str = "") -> None:
+    """y = down(act(gate x) * up x); `tag` separates the buffers of all rows from those of the wanted rows, `kind` names the tensors: "" or "_shexp"."""
+    ff = b.rows(f"{p}ffn_gate{kind}.weight")
+    gate, up, mid = (b.buf(f"{name}{ff}{tag}", ff) for name in ("gate", "up", "ff"))
+    b.linear(y=gate, x=x, w=f"{p}ffn_gate{kind}.weight")
+    b.linear(y=up, x=x, w=f"{p}ffn_up{kind}.weight")
+    b.glu(y=mid, g=gate, u=up, act=act)
+    b.linear(y=y, x=mid, w=f"{p}ffn_down{kind}.weight")
+
+
+@dataclass(frozen=True)
+class Router:
+    """How a mixture layer chooses its experts."""
+
+    experts: int
+    top: int
+    kind: str  # softmax or sigmoid
+    norm: bool = True  # the chosen weights sum to 1
+    scale: float = 1.0
+    groups: int = 1
+    keep: int = 1
+
+    @staticmethod
+    def read(hp: Params, kind: str, *, norm: bool | None = None) -> Router:
+        """`kind`: where the file does not say; `norm`: True where the family always renormalises, else the file decides (default: it does)."""
+        experts, top = hp.int("expert_count", high=1024), hp.int("expert_used_count", high=1024)
+        if top > experts:
+            raise Bw24Error(f"{hp.arch}.expert_used_count: {top} of {experts} experts")
+        kinds = {1: "softmax", 2: "sigmoid"}
+        said = hp.int("expert_gating_func", 0, low=0)
+        if said and said not in kinds:
+            raise Bw24Error(f"{hp.arch}.expert_gating_func: {said} is not supported, only 1 (softmax) and 2 (sigmoid)")
+        groups = hp.int("expert_group_count", 1, low=0, high=1024) or 1
+        keep = hp.int("expert_group_used_count", groups, low=0, high=1024) or groups
+        if experts % groups or keep > groups:
+            raise Bw24Error(f"{hp.arch}.expert_group_count: {groups} groups, {keep} used, of {experts} experts")
+        normed = norm if norm is not None else hp.bool("expert_weights_norm", True)
+        scale = hp.float("expert_weights_scale", 1.0, low=0.0, high=1e6) or 1.0
+        return Router(experts, top, kinds.get(said, kind), normed, scale, groups if keep < groups else 1, keep if keep < groups else 1)
+
+
+def selection_bias(b: ListBuilder, p: str) -> str:
+    """The selection bias of a sigmoid router, in either spelling. A router trained with one chooses badly without it, so its absence is an error."""
+    for name in (p + "exp_probs_b.bias", p + "exp_probs_b"):
+        if b.has(name):
+            return name
+    raise Bw24Error(f"tensor {p}exp_probs_b.bias is missing: the router's selection bias")
+
+
+def route(b: ListBuilder, r: Router, p: str, x: str, tag: str, bias: str | None = None) -> str:
+    """Chosen experts and weights of each row of x. Returns the route's buffer."""
+    if (rows := b.rows(p + "ffn_gate_inp.weight")) != r.experts:
+        raise Bw24Error(f"tensor {p}ffn_gate_inp.weight: {rows} rows for {r.experts} experts")
+    logits, out = b.buf("router" + tag, r.experts), b.buf("route" + tag, 2 * r.top)
+    b.linear(y=logits, x=x, w=p + "ffn_gate_inp.weight")
+    groups = {"groups": r.groups, "keep": r.keep} if r.groups > 1 else {}
+    b.route(y=out, x=logits, b=bias, top=r.top, norm=int(r.norm), kind=r.kind, scale=r.scale, **groups)
+    return out
+
+
+def experts(b: ListBuilder, p: str, x: str, route: str, y: str, act: str) -> None:
+    """y = the weighted sum of the routed experts' FFNs of x; gate and up separate or fused, with per-expert scales where the file has them."""
+    fused = b.has(p + "ffn_gate_up_exps.weight")
+    names = {"g": "ffn_gate_up_exps" if fused else "ffn_gate_exps", "u": None if fused else "ffn_up_exps", "d": "ffn_down_exps"}
+    weights = {k: f"{p}{n}.weight" for k, n in names.items() if n}
+    scales = {k + "s": f"{p}{n}.scale" for k, n in names.items() if n and b.size(f"{p}{n}.scale") > 1}
+    b.experts(y=y, x=x, r=route, act=act, **weights, **scales)
 
 
 def head(b: ListBuilder, d: Dims, cap: float | None = None) -> None:

@@ -7,4 +7,4 @@ from . import llama
 
 
 def build(b: ListBuilder, hp: Params) -> None:
-    llama.build(b, hp, style="neox", qk_norm=True)
+    llama.build(b, hp, style="neox", qk_norm="head")

@@ -1,0 +1,37 @@
+/* What the files of the walk over a plan share: the pass in hand, phases of claimed items, faults. Private to cpu/forward*.c. */
+#ifndef BW24_CPU_FORWARD_H
+#define BW24_CPU_FORWARD_H
+
+#include "state.h"
+#include "vecops.h"
+
+typedef struct fwd {
+    bw24_model *m;
+    bw_list *l;
+    const bw_batch *b;
+    float *logits;
+    cpu_model *s;
+    enum cpu_isa isa;
+    cpu_pool *pool;
+} fwd;
+
+static inline float *row_of(const fwd *f, int buf, int64_t i) {
+    float *base = buf == f->l->logits ? f->logits : f->l->mem[buf];
+    return base + i * f->l->bufs[buf].width;
+}
+
+static inline void fault_at(const fwd *f, int op) {
+    int none = 0;
+    atomic_compare_exchange_strong(&f->s->fault, &none, op + 1);
+}
+
+/* items [from, to) of a phase; tid names the thread's scratch */
+typedef void (*range_fn)(const fwd *f, void *arg, int tid, int64_t from, int64_t to);
+/* fn over items [0, n), shared out among the threads; returns when all are done, by whichever thread */
+void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, int tid);
+
+/* forward_moe.c */
+void route_row(const fwd *f, int index, int64_t i);
+void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);
+
+#endif
