@@ -85,15 +85,37 @@ static int default_threads(void) {
     return n < 1 ? 1 : n > 256 ? 256 : n;
 }
 
+#ifdef BW24_CUDA
+static const char backend_names[] = "ref, cpu and cuda";
+#else
+static const char backend_names[] = "ref and cpu";
+#endif
+
+/* "cuda:1" finds backend cuda; the number is for its own open */
+static const bw_backend *find_backend(const char *name) {
+    static const bw_backend *const all[] = {
+        &bw_backend_cpu, &bw_backend_ref,
+#ifdef BW24_CUDA
+        &bw_backend_cuda,
+#endif
+    };
+    size_t n = name ? strcspn(name, ":") : 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (!name || (strlen(all[i]->name) == n && !memcmp(all[i]->name, name, n))) return all[i];
+    return NULL;
+}
+
 int bw24_open(bw24_ctx **out, const bw24_open_params *p) {
     if (!out || !p || p->size != sizeof *p) return bw_fail(BW24_E_ARG, "bw24_open: params of size %u, expected %zu", p ? p->size : 0, sizeof *p);
     if (p->threads < 0 || p->threads > 256) return bw_fail(BW24_E_ARG, "threads=%d is outside 0..256", p->threads);
-    const bw_backend *b = !p->backend || !strcmp(p->backend, "cpu") ? &bw_backend_cpu : !strcmp(p->backend, "ref") ? &bw_backend_ref : NULL;
-    if (!b) return bw_fail(BW24_E_UNSUPPORTED, "backend '%s' is not in this build; it has ref and cpu", p->backend);
+    const bw_backend *b = find_backend(p->backend);
+    if (!b) return bw_fail(BW24_E_UNSUPPORTED, "backend '%s' is not in this build; it has %s", p->backend, backend_names);
     if (p->float_act && b != &bw_backend_ref) return bw_fail(BW24_E_UNSUPPORTED, "float activations exist in backend ref only, not in %s", b->name);
     bw24_ctx *c = calloc(1, sizeof *c);
     if (!c) return bw_fail(BW24_E_MEMORY, "out of memory for a context");
     c->backend = b;
+    const char *colon = p->backend ? strchr(p->backend, ':') : NULL;
+    if (colon && b != &bw_backend_cpu && b != &bw_backend_ref) c->device_index = atoi(colon + 1);
     c->threads = p->threads ? p->threads : default_threads();
     c->fuse = p->fuse != 0;
     c->repack = p->repack != 0;

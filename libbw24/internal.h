@@ -128,6 +128,10 @@ typedef struct bw_backend {
     const char *name;
     size_t (*kv_page_bytes)(const bw_kv_desc *d);
     bool (*kv_supported)(const bw_kv_desc *d);
+    /* where KV pages live; all NULL: in host memory (state.c). page_new gives zeroed bytes of the class, NULL when there is no room */
+    uint8_t *(*page_new)(bw24_model *m, int klass);
+    void (*page_free)(bw24_model *m, int klass, uint8_t *data);
+    void (*page_copy)(bw24_model *m, int klass, uint8_t *dst, const uint8_t *src);
     int (*open)(bw24_ctx *ctx);
     void (*close)(bw24_ctx *ctx);
     int (*prepare_tensor)(bw24_model *m, bw_tensor *t); /* pack one tensor */
@@ -137,10 +141,14 @@ typedef struct bw_backend {
     int (*forward)(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
 } bw_backend;
 extern const bw_backend bw_backend_ref, bw_backend_cpu;
+#ifdef BW24_CUDA
+extern const bw_backend bw_backend_cuda;
+#endif
 
 struct bw24_ctx {
     const bw_backend *backend;
     int threads;
+    int device_index; /* of several devices of one kind */
     bool fuse, repack, float_act;
     atomic_int cancel;
     char isa_name[16];
@@ -191,6 +199,7 @@ static inline int64_t bw_key_lo(const bw_kv *kv, int64_t pos) { return kv->windo
 static inline const bw_rowset *bw_rows_of(const bw_list *l, const bw_batch *b, int buf) {
     return l->bufs[buf].rows == BW_ROWS_WANT ? &b->want : &b->all;
 }
+void *bw_work_alloc(size_t bytes); /* page-aligned, without huge pages; free() gives it back */
 float *bw_dense(bw_tensor *t); /* f32 view of a small tensor; NULL and message on failure */
 /* rows of one of the matrices that a tensor holds, and bytes of the raw form of one */
 static inline int64_t bw_part_rows(const bw_tensor *t) { return t->ne[1] * t->ne[2] / t->parts; }

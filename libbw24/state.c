@@ -8,17 +8,24 @@
 static void page_unref(bw24_model *m, int klass, bw_page *p) {
     if (!p || atomic_fetch_sub(&p->refs, 1) != 1) return;
     atomic_fetch_sub(&m->kv_bytes, (long long)m->class_page_bytes[klass]);
-    free(p->data);
+    if (m->ctx->backend->page_free) m->ctx->backend->page_free(m, klass, p->data);
+    else free(p->data);
     free(p);
+}
+
+/* zeroed: slots past the position are read by vector code and masked, so they must be numbers */
+static uint8_t *host_page(size_t bytes) {
+    uint8_t *data = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+    if (data) memset(data, 0, bytes);
+    return data;
 }
 
 static bw_page *page_new(bw24_model *m, int klass) {
     size_t bytes = m->class_page_bytes[klass];
     bw_page *p = malloc(sizeof *p);
     if (!p) return NULL;
-    p->data = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+    p->data = m->ctx->backend->page_new ? m->ctx->backend->page_new(m, klass) : host_page(bytes);
     if (!p->data) { free(p); return NULL; }
-    memset(p->data, 0, bytes); /* slots past the position are read by vector code and masked, so they must be numbers */
     atomic_init(&p->refs, 1);
     atomic_fetch_add(&m->kv_bytes, (long long)bytes);
     return p;
@@ -66,7 +73,8 @@ static int make_writable(bw24_seq *s, int klass, int i) {
     if (atomic_load(&old->refs) == 1) return 0;
     bw_page *p = page_new(s->model, klass);
     if (!p) return bw_fail(BW24_E_MEMORY, "out of memory for a KV page of %zu bytes", s->model->class_page_bytes[klass]);
-    memcpy(p->data, old->data, s->model->class_page_bytes[klass]);
+    if (s->model->ctx->backend->page_copy) s->model->ctx->backend->page_copy(s->model, klass, p->data, old->data);
+    else memcpy(p->data, old->data, s->model->class_page_bytes[klass]);
     page_unref(s->model, klass, old);
     s->pages[klass][i] = p;
     s->data[klass][i] = p->data;

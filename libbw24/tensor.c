@@ -1,9 +1,10 @@
 /* Models: named tensors, lists and preparation. Owns the tensor table and the work buffers; knows no op's mathematics. */
-#define _POSIX_C_SOURCE 200809L /* strdup, strtok_r */
+#define _GNU_SOURCE /* strdup, madvise */
 #include <fenv.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "internal.h"
 
@@ -195,13 +196,21 @@ static bw_list *find_list(bw24_model *m, const char *role) {
 }
 
 /* ---- preparation */
+/* Activation buffers are made for max_rows and mostly used by one row: without huge pages only the rows in use take memory. */
+void *bw_work_alloc(size_t bytes) {
+    bytes = (bytes + 4095) & ~(size_t)4095;
+    void *p = aligned_alloc(4096, bytes);
+    if (p) madvise(p, bytes, MADV_NOHUGEPAGE);
+    return p;
+}
+
 static int make_buffers(bw24_model *m, bw_list *l) {
     l->mem = calloc((size_t)l->n_bufs, sizeof *l->mem);
     if (!l->mem) return bw_fail(BW24_E_MEMORY, "out of memory for %d buffers", l->n_bufs);
     for (int i = 0; i < l->n_bufs; i++) {
         if (i == l->logits) continue;
         size_t bytes = ((size_t)m->max_rows * (size_t)l->bufs[i].width * sizeof(float) + 63) & ~(size_t)63;
-        l->mem[i] = aligned_alloc(64, bytes);
+        l->mem[i] = bw_work_alloc(bytes);
         if (!l->mem[i]) return bw_fail(BW24_E_MEMORY, "out of memory for buffer %s: %zu bytes", l->bufs[i].name, bytes);
         m->work_bytes += bytes;
     }

@@ -192,9 +192,8 @@ static widths find_widths(const bw24_model *m, const bw_list *l) {
 }
 
 static void *aligned(bw24_model *m, size_t bytes) {
-    bytes = (bytes + 63) & ~(size_t)63;
     m->work_bytes += bytes;
-    return aligned_alloc(64, bytes);
+    return bw_work_alloc(bytes);
 }
 
 static int make_threads(bw24_model *m, cpu_model *s, const widths *w) {
