@@ -79,15 +79,18 @@ def verify_prefill(engine: Engine, ids: Sequence[int], seq: Timeline | None = No
     first = prefill(engine, seq, ids, min(REPLAYED_ROWS, len(ids), engine.max_rows), progress)
     seconds = time.perf_counter() - started
     rows, start = len(first), seq.pos - len(ids)
+    worst, equal, second = 0.0, True, None
     with contextlib.closing(seq.fork()) as fork:
         at = fork.truncate(seq.pos - rows) - start  # a state that cannot be cut exactly there comes back to an earlier point
-        again = [fork.decode(token) for token in ids[max(at, 0):]][-rows:] if at >= 0 else []
-    if not again:
-        raise Bw24Error(f"gate: the sequence cannot go back {rows} tokens from {seq.pos}")
-    second = np.stack(again)
-    return PrefillCheck(
-        int(first[-1].argmax()), int(second[-1].argmax()), maxdiff(first, second), same_bits(first, second), rows, seq, first[-1], seconds
-    )
+        if at < 0:
+            raise Bw24Error(f"gate: the sequence cannot go back {rows} tokens from {seq.pos}")
+        for i in range(at, len(ids)):  # row by row: eight rows of a large vocabulary are 8 MB
+            second = fork.decode(ids[i])
+            if (row := i - (len(ids) - rows)) >= 0:
+                if not same_bits(first[row], second):
+                    worst, equal = max(worst, maxdiff(first[row], second)), False
+    last = first[-1].copy()
+    return PrefillCheck(int(last.argmax()), int(second.argmax()), worst, equal, rows, seq, last, seconds)
 
 
 # ---- the whole list
