@@ -216,12 +216,11 @@ static int run_page(const call *a, int head, int64_t b, int ahead, int r0, int r
     if (n == 0) return 0;
     const uint8_t *block = a->pages[b] + (size_t)head * a->vp.end;
     kv_view k = kv_view_at(a->kk, &a->kp, block), v = kv_view_at(a->vk, &a->vp, block);
-    if (ahead && a->pages[b + 1]) k.ahead = v.ahead = (int64_t)((uintptr_t)a->pages[b + 1] - (uintptr_t)a->pages[b]);
+    if (n < EXPAND_FROM && ahead && a->pages[b + 1]) k.ahead = v.ahead = (int64_t)((uintptr_t)a->pages[b + 1] - (uintptr_t)a->pages[b]);
     if (n >= EXPAND_FROM && a->kk != KV_F32 && a->kk != KV_Q8_0) {
         a->kernel->expand_k(&k, a->dim, a->w.k);
         k.kind = a->kk == KV_Q5_1 ? KV_U8 : KV_F32;
         k.data = (const uint8_t *)a->w.k;
-        k.ahead = 0;
     }
     if (n >= EXPAND_FROM && a->vk != KV_F32) {
         a->kernel->expand_v(&v, a->dim_p, a->w.v);

@@ -23,7 +23,8 @@ typedef struct kv_view {
     const uint8_t *data;
     const uint32_t *high;
     const uint16_t *s, *m;
-    int64_t ahead; /* from these bytes to the same bytes of the page that comes next, which kernels prefetch; 0: none */
+    int64_t ahead; /* from these bytes to the same bytes of the page that comes next, to be fetched meanwhile; 0: none. Set where
+                      few queries share a page; many keep it in the cache long enough by themselves */
 } kv_view;
 
 /* offsets of the planes from the block's start */

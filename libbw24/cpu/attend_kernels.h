@@ -17,12 +17,18 @@ VEC_FN V(f) load_value(enum kv_kind kind, const uint8_t *data, size_t i) {
     return V(load_e4m3)(data + i);
 }
 
-/* Decoding of one row is bound by memory latency: pages do not follow each other and hardware prefetchers stop at 4 KiB. So kernels
- * fetch the page ahead while they compute. Not where many queries share a page: there it is in the cache. */
-VEC_FN void fetch_ahead(const kv_view *k, size_t byte, size_t count) {
-    for (size_t b = 0; b < count; b += 64) __builtin_prefetch((const void *)((uintptr_t)k->data + byte + b + (uintptr_t)k->ahead));
+/* Decoding of one row is bound by memory latency: pages do not follow each other and hardware prefetchers stop at 4 KiB. So while
+ * kernels compute they fetch the plane of the page ahead, front to back: step i of a loop whose steps read `chunk` bytes each fetches
+ * chunk i of the plane, whatever the order of its own reads, so that the memory is asked at an even rate. */
+VEC_FN void fetch_ahead(const kv_view *k, const void *plane, int i, int chunk) {
+    if (!k->ahead) return;
+    uintptr_t at = (uintptr_t)plane + (uintptr_t)k->ahead + (uintptr_t)(i * chunk);
+    if (chunk >= 64)
+        for (int b = 0; b < chunk; b += 64) __builtin_prefetch((const void *)(at + (uintptr_t)b));
+    else if (i * chunk % 64 == 0)
+        __builtin_prefetch((const void *)at);
 }
-VEC_FN size_t value_bytes(enum kv_kind kind) { return kind == KV_F32 ? 4 : kind == KV_F16 ? 2 : 1; }
+VEC_FN int value_bytes(enum kv_kind kind) { return kind == KV_F32 ? 4 : kind == KV_F16 ? 2 : 1; }
 
 VEC_FN void score_float(enum kv_kind kind, int rows, const kv_view *k, int dim, const attend_query *const *q, float *s) {
     const int vecs = vecs_for(rows);
@@ -38,8 +44,7 @@ VEC_FN void score_float(enum kv_kind kind, int rows, const kv_view *k, int dim, 
             for (int d = d0; d < d1; d++) {
                 V(f) w[MAX_VECS];
                 UNROLL for (int i = 0; i < vecs; i++) w[i] = load_value(kind, k->data, (size_t)(d * PAGE + lane + i * VW));
-                if (kind != KV_F32 || rows < MAX_TILE)
-                    fetch_ahead(k, (size_t)(d * PAGE + lane) * value_bytes(kind), (size_t)(vecs * VW) * value_bytes(kind));
+                fetch_ahead(k, k->data, lane / (vecs * VW) * dim + d, vecs * VW * value_bytes(kind));
                 UNROLL for (int r = 0; r < rows; r++) {
                     V(f) a = V(set1)(x[r][d]);
                     UNROLL for (int i = 0; i < vecs; i++) acc[r][i] = V(fma)(w[i], a, acc[r][i]);
@@ -67,24 +72,28 @@ VEC_FN V(i) load_codes(enum kv_kind kind, const kv_view *k, int g, int step, int
 
 VEC_FN V(i) four_codes(const int8_t *a) { int v; memcpy(&v, a, 4); return V(set1_i)(v); }
 
-VEC_FN void int_group(enum kv_kind kind, int rows, const kv_view *k, const attend_query *const *q, int g, int lane, V(f) p[][INT_VECS]) {
-    int bias = kind == KV_Q8_0 ? 128 : 0;
+VEC_FN void int_group(enum kv_kind kind, int rows, const kv_view *k, int groups, const attend_query *const *q, int g, int lane,
+                      V(f) p[][INT_VECS]) {
+    int bias = kind == KV_Q8_0 ? 128 : 0, at = lane / (INT_VECS * VW) * groups + g;
     V(i) dot[MAX_TILE][INT_VECS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < INT_VECS; i++) dot[r][i] = V(dot_start)(bias, q[r]->isum[g]);
     UNROLL for (int step = 0; step < 8; step++) {
         V(i) w[INT_VECS];
         UNROLL for (int i = 0; i < INT_VECS; i++) w[i] = V(kcode)(load_codes(kind, k, g, step, lane + i * VW), bias);
-        if (kind == KV_Q5_1 && step % 2 == 0) fetch_ahead(k, ((size_t)(g * 4 + step / 2) * PAGE + (size_t)lane) * 4, INT_VECS * VW * 4);
-        if (kind == KV_Q8_0 && rows < MAX_TILE) fetch_ahead(k, ((size_t)(g * 8 + step) * PAGE + (size_t)lane) * 4, INT_VECS * VW * 4);
+        if (kind == KV_Q5_1 && step % 2 == 0) fetch_ahead(k, k->data, at * 4 + step / 2, INT_VECS * VW * 4);
+        if (kind != KV_Q5_1) fetch_ahead(k, k->data, at * 8 + step, INT_VECS * VW * 4);
         UNROLL for (int r = 0; r < rows; r++) {
             V(i) a = four_codes(q[r]->code + g * GROUP + step * 4);
             UNROLL for (int i = 0; i < INT_VECS; i++) dot[r][i] = V(dot)(dot[r][i], w[i], a);
         }
     }
+    fetch_ahead(k, k->s, at, INT_VECS * VW * 2);
+    if (kind == KV_Q5_1) fetch_ahead(k, k->m, at, INT_VECS * VW * 2);
+    if (kind == KV_Q5_1) fetch_ahead(k, k->high, at, INT_VECS * VW * 4);
     UNROLL for (int i = 0; i < INT_VECS; i++) {
-        size_t at = (size_t)(g * PAGE + lane + i * VW);
-        V(f) s = V(load_f16)(k->s + at), m = kind == KV_Q8_0 ? V(zero)() : V(load_f16)(k->m + at);
+        int key = g * PAGE + lane + i * VW;
+        V(f) s = V(load_f16)(k->s + key), m = kind == KV_Q8_0 ? V(zero)() : V(load_f16)(k->m + key);
         UNROLL for (int r = 0; r < rows; r++) {
             V(f) t = V(mul)(s, V(flt)(dot[r][i]));
             if (kind != KV_Q8_0) t = V(fma)(m, V(set1)(q[r]->sum[g]), t);
@@ -100,7 +109,7 @@ VEC_FN void score_int(enum kv_kind kind, int rows, const kv_view *k, int dim, co
             V(f) p[MAX_TILE][INT_VECS];
             UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int i = 0; i < INT_VECS; i++) p[r][i] = V(zero)();
-            for (int g = g0; g < g1; g++) int_group(kind, rows, k, q, g, lane, p);
+            for (int g = g0; g < g1; g++) int_group(kind, rows, k, dim / GROUP, q, g, lane, p);
             UNROLL for (int r = 0; r < rows; r++) {
                 UNROLL for (int i = 0; i < INT_VECS; i++) {
                     float *y = s + r * PAGE + lane + i * VW;
@@ -175,6 +184,16 @@ VEC_FN V(f) load_v(enum kv_kind kind, const v_tile *t, int j, int col) {
     return load_value(kind, t->v->data, at + (size_t)col);
 }
 
+/* step i of a loop whose steps read `dims` values each */
+VEC_FN void fetch_values(enum kv_kind kind, const v_tile *t, int i, int dims) {
+    const kv_view *v = t->v;
+    if (kind == KV_Q5_1) fetch_ahead(v, v->data + t->base / 2, i, dims / 2);
+    else fetch_ahead(v, v->data + t->base * (size_t)value_bytes(kind), i, dims * value_bytes(kind));
+    if (kind == KV_Q8_0 || kind == KV_Q5_1) fetch_ahead(v, v->s + t->base / GROUP, i, dims / 16);
+    if (kind == KV_Q5_1) fetch_ahead(v, v->m + t->base / GROUP, i, dims / 16);
+    if (kind == KV_Q5_1) fetch_ahead(v, v->high + t->base / GROUP, i, dims / 8);
+}
+
 VEC_FN void value_columns(enum kv_kind kind, int rows, int vecs, const v_tile *t, int col, const float *p, int j0, int j1, float *o,
                           int64_t ldo) {
     V(f) acc[MAX_TILE][MAX_VECS];
@@ -183,10 +202,7 @@ VEC_FN void value_columns(enum kv_kind kind, int rows, int vecs, const v_tile *t
     for (int j = j0; j < j1; j++) {
         V(f) w[MAX_VECS];
         UNROLL for (int i = 0; i < vecs; i++) w[i] = load_v(kind, t, j, col + i * VW);
-        if ((kind != KV_F32 || rows < MAX_TILE) && col == 0) {
-            size_t at = t->base + (size_t)(j * t->w), half = kind == KV_Q5_1 ? 2 : 1;
-            fetch_ahead(t->v, at * value_bytes(kind) / half, (size_t)t->w * value_bytes(kind) / half);
-        }
+        fetch_values(kind, t, col / (vecs * VW) * PAGE + j, vecs * VW);
         UNROLL for (int r = 0; r < rows; r++) {
             V(f) a = V(set1)(p[r * PAGE + j]);
             UNROLL for (int i = 0; i < vecs; i++) acc[r][i] = V(fma)(a, w[i], acc[r][i]);
