@@ -17,7 +17,8 @@ typedef struct cand { float l; int32_t id; uint64_t w; } cand;
 
 static int check_sampler(const bw24_sampler *p, const float *logits, int32_t n) {
     if (!logits || !p || p->size != sizeof *p || n < 1) return bw_fail(BW24_E_ARG, "bw24_sample: NULL argument, no logits, or params of size %u", p ? p->size : 0);
-    if (!(p->temperature >= 0 && p->temperature <= 100) || (p->temperature > 0 && p->temperature < 1e-30f)) return bw_fail(BW24_E_ARG, "temperature=%g is outside 0..100", (double)p->temperature);
+    if (!(p->temperature >= 0 && p->temperature <= 100) || (p->temperature > 0 && p->temperature < 1e-30f))
+        return bw_fail(BW24_E_ARG, "temperature=%g is outside 0..100", (double)p->temperature);
     if (p->top_k < 0) return bw_fail(BW24_E_ARG, "top_k=%d is negative", p->top_k);
     if (!(p->top_p >= 0 && p->top_p <= 1)) return bw_fail(BW24_E_ARG, "top_p=%g is outside 0..1", (double)p->top_p);
     if (!(p->min_p >= 0 && p->min_p <= 1)) return bw_fail(BW24_E_ARG, "min_p=%g is outside 0..1", (double)p->min_p);

@@ -1,4 +1,4 @@
-"""The limits on length: no file over 800 lines, no function over 100, no line over 140. Prints each breach, exits 1 if there is one.
+"""The limits on length: no file over 800 lines, no function over 100, no line of C over 180. Prints each breach, exits 1 if there is one.
 
 Python functions are measured by the parser. C and CUDA functions are found by the house layout: a body opens on a line that is not
 indented and closes with a } in the first column.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE_LINES, FUNCTION_LINES, LINE_LENGTH = 800, 100, 140
+FILE_LINES, FUNCTION_LINES, LINE_LENGTH = 800, 100, 180
 C_SUFFIXES = {".c", ".h", ".cu", ".cuh", ".def"}
 C_BODY = re.compile(r"^(?!(?:typedef|struct|enum|union|static const|extern|namespace)\b)[A-Za-z_].*\)\s*\{\s*$|^\{\s*$")
 
@@ -52,7 +52,8 @@ def breaches(path: Path) -> Iterator[str]:
 def main() -> int:
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    paths = [ROOT / n for n in names if Path(n).suffix in C_SUFFIXES | {".py"}]
+    # research/ holds one-off measuring programs; they are kept as they ran
+    paths = [ROOT / n for n in names if Path(n).suffix in C_SUFFIXES | {".py"} and not n.startswith("research/")]
     found = [line for path in sorted(paths) if path.exists() for line in breaches(path)]
     print("\n".join(found) if found else f"limits: {len(paths)} files within {FILE_LINES} lines, functions within {FUNCTION_LINES}")
     return 1 if found else 0

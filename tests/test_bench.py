@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from bw24 import bench, peer
 from bw24.bench import default_cells, median_interval, run_bench
 from bw24.errors import Bw24Error

@@ -58,6 +58,16 @@ def test_the_readme_has_two_set_up_commands():
     assert "not run on the target card" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_readme_names_every_architecture_and_type():
+    from bw24 import abi, source
+
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## What runs")[1].split("## ")[0]
+    assert [a for a in source.architectures() if not re.search(rf"[ ,:]{re.escape(a)}\b", table)] == []
+    in_range = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # "Q2_K to Q6_K"
+    types = [facts[0] for number, facts in abi.types().items() if number < 256]
+    assert [t for t in types if t not in in_range and t not in table] == [] and "Q2_K to Q6_K" in table
+
+
 def test_the_c_program_compiles(tmp_path):
     compiler = shutil.which("cc")
     if not compiler:

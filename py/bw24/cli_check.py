@@ -244,9 +244,13 @@ def find_peer(args: argparse.Namespace, model: Model, engine: Engine, cells: lis
 
 
 def bytes_per_token(model: Model) -> int:
-    """Weight bytes that one decoded token reads, as in the file: all but the embedding where the file has an output matrix of its own."""
+    """Weight bytes that one decoded token reads, as in the file: of stacked experts those that are used, of the embedding one row where the
+    file has an output matrix of its own."""
     sizes = {t.name: t.nbytes for t in model.file.tensors.values()}
-    return sum(sizes.values()) - (sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0)
+    experts = {t.name: t.shape[2] for t in model.file.tensors.values() if len(t.shape) == 3}
+    used = model.params.int("expert_used_count", 1) if experts else 1
+    read = sum(size * min(used, experts[name]) // experts[name] if name in experts else size for name, size in sizes.items())
+    return read - (sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0)
 
 
 def read_wall(engine: Engine) -> float | None:

@@ -48,8 +48,8 @@ def add_commands(commands: Any) -> None:
 
 def read_header(name: str) -> tuple[Header, str]:
     """(header, where it was read) of a model by name: the local file where there is one, else the hub's header by range requests."""
-    from . import models
-    from .gguf import open_gguf
+    from . import models, source
+    from .gguf import Header, open_gguf
 
     remote = name if name.startswith("hf:") else None
     if name in models.ALIASES:
@@ -63,8 +63,12 @@ def read_header(name: str) -> tuple[Header, str]:
         from . import hub
 
         return hub.remote_header(remote), f"{remote} (header only, nothing downloaded)"
-    with open_gguf(found.paths[0]) as file:
-        return file.header, str(found.paths[0])
+    path = found.paths[0]
+    if path.is_dir():
+        with source.open_model(path) as model:
+            return Header(path.name, model.file.size, metadata=model.metadata, tensors=dict(model.file.tensors)), str(path)
+    with open_gguf(path) as file:
+        return file.header, str(path)
 
 
 def run_info(args: argparse.Namespace) -> int:

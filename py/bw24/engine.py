@@ -4,7 +4,8 @@ sampling loops or HTTP. One thread at a time drives an engine."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: i
     while ctx > PAGE_TOKENS and kv_bytes(model, kv, ctx, max_rows) > room:
         ctx = max(PAGE_TOKENS, ctx // 2)
     if kv_bytes(model, kv, ctx, max_rows) > room:
-        raise Bw24Error(f"not even {ctx} tokens of context fit: {kv_bytes(model, kv, ctx, max_rows) >> 20} MiB of KV cache, {max(room, 0) >> 20} MiB free")
+        need = kv_bytes(model, kv, ctx, max_rows)
+        raise Bw24Error(f"not even {ctx} tokens of context fit: {need >> 20} MiB of KV cache, {max(room, 0) >> 20} MiB free")
     return ctx, None if ctx == own else f"context reduced to {ctx} of the model's {own} tokens to fit {room >> 20} MiB of free memory"
 
 

@@ -77,7 +77,7 @@ def describe(header: Header) -> Described:
         raise Bw24Error(f"architecture '{arch}' is not supported; supported are {', '.join(architectures())}")
     params = Params(arch, header.metadata)
     builder = ListBuilder({t.name: tuple(t.shape) for t in header.tensors.values()})
-    importlib.import_module(f"bw24.arch.{arch.replace('-', '_')}").build(builder, params)
+    importlib.import_module(f"bw24.arch.{arch}").build(builder, params)
     return Described(builder, params.int("context_length", high=1 << 28))
 
 

@@ -97,7 +97,7 @@ class Model:
         return self.builder.text()
 
     def weights(self) -> Iterator[WeightView]:
-        """All tensors but the sidecars of NVFP4 weights: a scale goes with its weight, the scales of experts stay tensors, input scales are left out."""
+        """All tensors but the sidecars of NVFP4 weights: a scale goes with its weight, those of experts stay tensors, input scales are left out."""
         for t in self.file.tensors.values():
             if self._sidecar_of(t.name):
                 continue

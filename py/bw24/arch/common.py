@@ -90,7 +90,7 @@ def attend(b: ListBuilder, d: Dims, layer: int, *, style: str, base: float, scal
 
 
 def glu_ffn(b: ListBuilder, p: str, x: str, y: str, act: str, tag: str, kind: str = "") -> None:
-    """y = down(act(gate x) * up x); `tag` separates the buffers of all rows from those of the wanted rows, `kind` names the tensors: "" or "_shexp"."""
+    """y = down(act(gate x) * up x); `tag` separates the buffers of all rows from those of the wanted rows, `kind` the tensors ("", "_shexp")."""
     ff = b.rows(f"{p}ffn_gate{kind}.weight")
     gate, up, mid = (b.buf(f"{name}{ff}{tag}", ff) for name in ("gate", "up", "ff"))
     b.linear(y=gate, x=x, w=f"{p}ffn_gate{kind}.weight")

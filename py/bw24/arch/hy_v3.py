@@ -1,5 +1,5 @@
-"""Architecture `hy_v3`: attention as qwen3; the first layers have a dense FFN, the others a mixture of experts (sigmoid router, selection bias, scaled
-weights) beside one shared expert without a gate. A layer is a mixture where the file has its router."""
+"""Architecture `hy_v3`: attention as qwen3; the first layers have a dense FFN, the others a mixture of experts (sigmoid router, selection bias,
+scaled weights) beside one shared expert without a gate. A layer is a mixture where the file has its router."""
 
 from __future__ import annotations
 
