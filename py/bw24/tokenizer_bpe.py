@@ -100,6 +100,14 @@ def _as_trained(pattern: str) -> Regex:
     return Regex(re.sub(r"\\p\{\w+\}", lambda m: f"[{m[0]}&&[^{_UNICODE_16}]]", pattern))
 
 
+def pre_tokenizer(scheme: Scheme, raw: bool) -> pre_tokenizers.PreTokenizer:
+    """The scheme's cuts; unless raw, the words come out in the byte alphabet."""
+    steps = [pre_tokenizers.Split(_as_trained(p), "isolated") for p in scheme.patterns]
+    if not raw:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(steps)
+
+
 def _byte_alphabet() -> dict[int, str]:
     """GPT-2's printable stand-in for each byte: itself where Latin-1 prints it, else the next code point from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -156,10 +164,7 @@ class BytePairs:
         except Exception as error:  # the library raises plain Exception
             raise _explain(pairs, vocab, error) from None
         self._tokenizer = Tokenizer(model)
-        steps = [pre_tokenizers.Split(_as_trained(p), "isolated") for p in scheme.patterns]
-        if not raw:
-            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        self._tokenizer.pre_tokenizer = pre_tokenizer(scheme, raw)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a fragment without special tokens."""

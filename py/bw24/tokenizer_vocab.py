@@ -151,7 +151,7 @@ def read_vocab(meta: Mapping[str, object], default_roles: Mapping[str, int]) -> 
             raise Bw24Error(f"{PREFIX}tokens[{at}]: expected a byte token <0xNN>, found {show(texts[at])}")
         at = vocab.kinds.find(BYTE, at + 1)
     _assign_roles(meta, vocab, default_roles)
-    _find_ends(vocab)
+    _find_ends(vocab, _given_ends(meta, len(texts)))
     return vocab
 
 
@@ -219,8 +219,16 @@ def _assign_roles(meta: Mapping[str, object], vocab: Vocab, defaults: Mapping[st
             vocab.kinds[found] = CONTROL
 
 
-def _find_ends(vocab: Vocab) -> None:
-    """Set `eog` and the kinds that follow from it.
+def _given_ends(meta: Mapping[str, object], count: int) -> set[int]:
+    """Ids of `eog_token_ids`, this project's own key: the ends that a checkpoint's generation settings name beside its eos."""
+    values = read_array(meta, "eog_token_ids") or []
+    if not all(type(v) is int and 0 <= v < count for v in values):
+        raise Bw24Error(f"{PREFIX}eog_token_ids: expected ids below {count}, found {show(str(values))}")
+    return set(values)
+
+
+def _find_ends(vocab: Vocab, given: set[int]) -> None:
+    """Set `eog` and the kinds that follow from it; `given`: ids that end generation whatever their text.
 
     Two vocabularies need an exception: where messages end with `<|return|>` or `<|calls|>`, `<|end|>` only separates their parts; where
     `<|tool_response>` ends a turn, `</s>` is an HTML tag.
@@ -233,7 +241,7 @@ def _find_ends(vocab: Vocab) -> None:
     for text in ALWAYS_SHOWN:
         if text in ids:
             vocab.kinds[ids[text]] = USER_DEFINED
-    eog |= {vocab.roles[r] for r in ("eos", "eot", "eom") if r in vocab.roles}
+    eog |= {vocab.roles[r] for r in ("eos", "eot", "eom") if r in vocab.roles} | given
     ends = {vocab.texts[i] for i in eog}
     calls = bool(ends & {"<|call|>", "<|calls|>"})
     if "<|end|>" in ends and calls and ends & {"<|return|>", "<|flush|>"}:
