@@ -8,6 +8,8 @@
 #define V_SIGNED 1
 #define LINEAR_FN linear_avx2
 /* of 16 registers: the 8 words of a group, p, two temporaries */
+#define GEMM_TILES 1
+#define GEMM_SUMS 4
 #define GEMM_ROWS(form) 4
 #define GEMM_LIST2(X) X(1) X(2) X(3) X(4)
 #define GEMM_LIST(X) GEMM_LIST2(X)
@@ -30,8 +32,9 @@ INL vi dot_one(vi i, const vi *w, const int8_t *q, int n, int top) {
 }
 
 /* words [w0, w1) of nr rows; codes are [8 words][16 rows][4] */
-INL void dot_rows(vi *i, const uint8_t *codes, const act_line *l, int w0, int w1, int nr, int top) {
+INL void dot_rows(vi *i, const uint8_t *codes, const act_line *l, int w0, int w1, int nt, int nr, int top) {
     vi w[8];
+    (void)nt;
     _Pragma("GCC unroll 8") for (int k = w0; k < w1; k++) w[k - w0] = v_load(codes + 64 * k);
     _Pragma("GCC unroll 16") for (int r = 0; r < nr; r++) i[r] = dot_one(i[r], w, l[r].q + 4 * w0, w1 - w0, top);
 }

@@ -10,11 +10,15 @@ typedef __m512 vf;
 #define VL 16
 #define V_SIGNED 0
 #define LINEAR_FN linear_avx512
-/* registers: GEMM_ROWS sums and as many p, one weight, the scales; two sums a row for the forms with half-group scales */
+/* of 32 registers: GEMM_ROWS sums (of one tile, or half as many rows of two tiles) and as many p, the weights, the scales; two sums a row
+ * for the forms with half-group scales. Two tiles share every broadcast of an activation word, which halves the loads. */
+#define GEMM_TILES 2
+#define GEMM_SUMS 12
 #define GEMM_ROWS(form) ((form) == BW_S2 || (form) == BW_S2M ? 8 : 12)
-#define GEMM_LIST2(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#define GEMM_PAIR2(X) X(1) X(2) X(3) X(4)
+#define GEMM_PAIR(X) GEMM_PAIR2(X) X(5) X(6)
+#define GEMM_LIST2(X) GEMM_PAIR(X) X(7) X(8)
 #define GEMM_LIST(X) GEMM_LIST2(X) X(9) X(10) X(11) X(12)
-
 
 INL vi v_load(const void *p) { return _mm512_loadu_si512(p); }
 INL void v_store(void *p, vi v) { _mm512_storeu_si512(p, v); }
@@ -66,49 +70,82 @@ INL vf v_zero_below(vf x, vf bound, vf y) { return _mm512_maskz_mov_ps(_mm512_cm
 
 INL int32_t word_at(const int8_t *q) { int32_t v; __builtin_memcpy(&v, q, 4); return v; }
 
-/* i + the dot products of n words */
-INL vi dot_one(vi i, const vi *w, const int8_t *q, int n, int top) {
-    (void)top;
-    _Pragma("GCC unroll 8") for (int k = 0; k < n; k++) i = _mm512_dpbusd_epi32(i, w[k], _mm512_set1_epi32(word_at(q + 4 * k)));
-    return i;
-}
-
-/* words [w0, w1) of nr rows; codes are [8 words][16 rows][4] */
-INL void dot_rows(vi *i, const uint8_t *codes, const act_line *l, int w0, int w1, int nr, int top) {
-    (void)top;
-    _Pragma("GCC unroll 8") for (int k = w0; k < w1; k++) {
-        vi w = v_load(codes + 64 * k);
-        _Pragma("GCC unroll 16") for (int r = 0; r < nr; r++)
-            i[r] = _mm512_dpbusd_epi32(i[r], w, _mm512_set1_epi32(word_at(l[r].q + 4 * k)));
-    }
-}
+#define v_dot(i, w, q) _mm512_dpbusd_epi32(i, w, q)
 
 #include "linear_tmpl.h"
 
-/* one row of groups; amax compared as integers, codes by round to nearest even and clamp */
+/* ---- activations: four groups at a time, so that maxima, divisions and sums are worked out side by side ---- */
+
+/* largest lane of each of four vectors of non-negative integers */
+INL __m128i max_of_four(const vi *m) {
+    vi a = _mm512_max_epi32(_mm512_unpacklo_epi32(m[0], m[1]), _mm512_unpackhi_epi32(m[0], m[1]));
+    vi b = _mm512_max_epi32(_mm512_unpacklo_epi32(m[2], m[3]), _mm512_unpackhi_epi32(m[2], m[3]));
+    vi c = _mm512_max_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    __m256i d = _mm256_max_epi32(_mm512_castsi512_si256(c), _mm512_extracti64x4_epi64(c, 1));
+    return _mm_max_epi32(_mm256_castsi256_si128(d), _mm256_extracti128_si256(d, 1));
+}
+
+/* bw_q8_scale of four maxima */
+INL void four_scales(__m128i bits, __m128 *d, __m128 *recip) {
+    __mmask8 some = _mm_cmpge_epi32_mask(bits, _mm_set1_epi32(0x0d800000));
+    __m128 m = _mm_mask_blend_ps(some, _mm_set1_ps(1.0f), _mm_castsi128_ps(bits)), most = _mm_set1_ps(127.0f);
+    *d = _mm_maskz_div_ps(some, m, most);
+    *recip = _mm_maskz_div_ps(some, most, m);
+}
+
+/* codes of two groups of 32; no clamp is needed: |x| * (127 / amax) stays below 127.5 */
+INL vi codes_of(const float *x, const float *y, float rx, float ry) {
+    const vi order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    vf r = v_setf(rx), s = v_setf(ry);
+    vi a = _mm512_packs_epi32(v_int(v_mul(v_loadf(x), r)), v_int(v_mul(v_loadf(x + 16), r)));
+    vi b = _mm512_packs_epi32(v_int(v_mul(v_loadf(y), s)), v_int(v_mul(v_loadf(y + 16), s)));
+    return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(a, b));
+}
+
+/* the second halves of two lines: d; the sums of the codes as floats; -128 times them */
+INL vi line_tails(vi codes, __m128 d, int first) {
+    const vi take = _mm512_setr_epi32(0, 16, 0, 4, 16, 0, 4, 0, 0, 24, 8, 12, 24, 8, 12, 0);
+    vi s = _mm512_dpbusd_epi32(v_zero(), v_set8(1), codes);
+    s = v_add32(s, _mm512_shuffle_epi32(s, 0x4e));
+    s = v_add32(s, _mm512_shuffle_epi32(s, 0xb1)); /* each quarter: the sum of a half group */
+    vi v = _mm512_permutex2var_epi32(s, take, v_add32(s, _mm512_shuffle_i32x4(s, s, 0xb1)));
+    vf f = _mm512_maskz_cvtepi32_ps(0x0e0e, v);
+    vi scales = _mm512_setr_epi32(first, 0, 0, 0, 0, 0, 0, 0, first + 1, 0, 0, 0, 0, 0, 0, 0);
+    f = _mm512_mask_permutexvar_ps(f, 0x0101, scales, _mm512_castps128_ps512(d));
+    return _mm512_mask_sub_epi32(_mm512_castps_si512(f), 0x7070, v_zero(), v_sll(v, 7));
+}
+
+/* n = 4 or 1 groups; with an Inf or NaN among them 1 is returned and nothing written */
+INL int quant_groups(const float *x, int n, act_line *out, int64_t stride) {
+    vi m[4], magnitude = v_set32(0x7fffffff);
+    UNROLL for (int i = 0; i < 4; i++) {
+        const float *g = x + GROUP * (i < n ? i : 0);
+        m[i] = _mm512_max_epi32(v_and(v_load(g), magnitude), v_and(v_load(g + 16), magnitude));
+    }
+    __m128i bits = max_of_four(m);
+    if (_mm_cmpge_epi32_mask(bits, _mm_set1_epi32(0x7f800000))) return 1;
+    __m128 d, rv;
+    float recip[4];
+    four_scales(bits, &d, &rv);
+    _mm_storeu_ps(recip, rv);
+    UNROLL for (int k = 0; k < n; k += 2) {
+        int next = k + 1 < n ? k + 1 : k;
+        vi q = codes_of(x + GROUP * k, x + GROUP * next, recip[k], recip[next]);
+        vi tails = line_tails(q, d, k);
+        act_line *a = out + k * stride, *b = out + next * stride;
+        v_store(a, _mm512_shuffle_i64x2(q, tails, 0x44));
+        if (next > k) v_store(b, _mm512_shuffle_i64x2(q, tails, 0xee));
+    }
+    return 0;
+}
+
 int quant_avx512(const float *x, int64_t groups, act_line *out, int64_t stride) {
     int fault = 0;
-    __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    __m256i ones = _mm256_set1_epi8(1);
-    for (int64_t g = 0; g < groups; g++, x += GROUP, out += stride) {
-        __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
-        __m512i top = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude), _mm512_and_si512(_mm512_castps_si512(b), magnitude));
-        uint32_t bits = (uint32_t)_mm512_reduce_max_epi32(top);
-        float recip;
-        if (bits >= 0x7f800000u) { fault = -1; bits = 0; a = b = _mm512_setzero_ps(); }
-        bw_q8_scale(bits, &out->d, &recip);
-        __m512 r = _mm512_set1_ps(recip), most = _mm512_set1_ps(127.0f), least = _mm512_set1_ps(-127.0f);
-        a = _mm512_max_ps(_mm512_min_ps(v_rint(_mm512_mul_ps(a, r)), most), least);
-        b = _mm512_max_ps(_mm512_min_ps(v_rint(_mm512_mul_ps(b, r)), most), least);
-        __m128i qa = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)), qb = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(b));
-        __m256i q = _mm256_inserti128_si256(_mm256_castsi128_si256(qa), qb, 1);
-        _mm256_store_si256((void *)out->q, q);
-        __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, q); /* 4 partial sums a half */
-        sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
-        sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
-        int32_t s0 = _mm256_cvtsi256_si32(sums), s1 = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
-        act_line_sums(out, s0, s1);
-    }
+    int64_t g = 0;
+    for (; g + 4 <= groups; g += 4)
+        if (quant_groups(x + g * GROUP, 4, out + g * stride, stride)) fault |= quant_portable(x + g * GROUP, 4, out + g * stride, stride);
+    for (; g < groups; g++)
+        if (quant_groups(x + g * GROUP, 1, out + g * stride, stride)) fault |= quant_portable(x + g * GROUP, 1, out + g * stride, stride);
     return fault;
 }
 #else

@@ -36,36 +36,43 @@ static void unpack_packed(enum pack_kind k, const uint8_t *tile, int64_t g0, int
     }
 }
 
-#define GEMM_CASE(NR) case NR: gemm(form, top, shift, NR, codes, scales, n, a, stride, acc); break;
-/* GEMM_LIST(form) names the row counts of an instance, 1 .. GEMM_ROWS(form) */
-#define DEFINE_GEMM(NAME, FORM, TOP, SHIFT, LIST) \
+/* GEMM_LIST(X) and the like name the row counts of an instance: X(1) .. X(most) */
+#define GEMM_CASE(NR) case NR: gemm(form, top, shift, tiles, NR, codes, scales, n, a, stride, acc); break;
+#define DEFINE_GEMM(NAME, FORM, TOP, SHIFT, TILES, LIST) \
     static void NAME(int nr, const uint8_t *codes, const float *scales, int64_t n, const act_line *a, int64_t stride, float *acc) { \
-        enum { form = FORM, top = TOP, shift = SHIFT }; \
+        enum { form = FORM, top = TOP, shift = SHIFT, tiles = TILES }; \
         switch (nr) { LIST(GEMM_CASE) default: break; } \
     }
 
 #if V_SIGNED
-DEFINE_GEMM(gemm_s1_15, BW_S1, 15, 3, GEMM_LIST)
-DEFINE_GEMM(gemm_s1_31, BW_S1, 31, 4, GEMM_LIST)
-DEFINE_GEMM(gemm_s1, BW_S1, 255, -1, GEMM_LIST)
-DEFINE_GEMM(gemm_s1m_15, BW_S1M, 15, -1, GEMM_LIST)
-DEFINE_GEMM(gemm_s1m_31, BW_S1M, 31, -1, GEMM_LIST)
-DEFINE_GEMM(gemm_s1m, BW_S1M, 255, -1, GEMM_LIST)
-DEFINE_GEMM(gemm_s2_31, BW_S2, 31, 4, GEMM_LIST2)
-DEFINE_GEMM(gemm_s2_63, BW_S2, 63, 5, GEMM_LIST2)
-DEFINE_GEMM(gemm_s2, BW_S2, 255, -1, GEMM_LIST2)
-DEFINE_GEMM(gemm_s2m, BW_S2M, 255, -1, GEMM_LIST2)
+DEFINE_GEMM(gemm_s1_15, BW_S1, 15, 3, 1, GEMM_LIST)
+DEFINE_GEMM(gemm_s1_31, BW_S1, 31, 4, 1, GEMM_LIST)
+DEFINE_GEMM(gemm_s1, BW_S1, 255, -1, 1, GEMM_LIST)
+DEFINE_GEMM(gemm_s1m_15, BW_S1M, 15, -1, 1, GEMM_LIST)
+DEFINE_GEMM(gemm_s1m_31, BW_S1M, 31, -1, 1, GEMM_LIST)
+DEFINE_GEMM(gemm_s1m, BW_S1M, 255, -1, 1, GEMM_LIST)
+DEFINE_GEMM(gemm_s2_31, BW_S2, 31, 4, 1, GEMM_LIST2)
+DEFINE_GEMM(gemm_s2_63, BW_S2, 63, 5, 1, GEMM_LIST2)
+DEFINE_GEMM(gemm_s2, BW_S2, 255, -1, 1, GEMM_LIST2)
+DEFINE_GEMM(gemm_s2m, BW_S2M, 255, -1, 1, GEMM_LIST2)
 #else
-DEFINE_GEMM(gemm_s1, BW_S1, 255, 7, GEMM_LIST)
-DEFINE_GEMM(gemm_s1m, BW_S1M, 255, -1, GEMM_LIST)
-DEFINE_GEMM(gemm_s2, BW_S2, 255, 7, GEMM_LIST2)
-DEFINE_GEMM(gemm_s2m, BW_S2M, 255, -1, GEMM_LIST2)
+DEFINE_GEMM(gemm_s1, BW_S1, 255, 7, 1, GEMM_LIST)
+DEFINE_GEMM(gemm_s1m, BW_S1M, 255, -1, 1, GEMM_LIST)
+DEFINE_GEMM(gemm_s2, BW_S2, 255, 7, 1, GEMM_LIST2)
+DEFINE_GEMM(gemm_s2m, BW_S2M, 255, -1, 1, GEMM_LIST2)
+#if GEMM_TILES == 2
+DEFINE_GEMM(gemm_s1_pair, BW_S1, 255, 7, 2, GEMM_PAIR)
+DEFINE_GEMM(gemm_s1m_pair, BW_S1M, 255, -1, 2, GEMM_PAIR)
+DEFINE_GEMM(gemm_s2_pair, BW_S2, 255, 7, 2, GEMM_PAIR2)
+DEFINE_GEMM(gemm_s2m_pair, BW_S2M, 255, -1, 2, GEMM_PAIR2)
+#endif
 #endif
 
 typedef void gemm_fn(int nr, const uint8_t *codes, const float *scales, int64_t n, const act_line *a, int64_t stride, float *acc);
 
 /* k PACK_NONE: codes of any size from raw rows */
-static gemm_fn *gemm_for(enum bw_form form, enum pack_kind k) {
+static gemm_fn *gemm_for(enum bw_form form, enum pack_kind k, int tiles) {
+    (void)tiles;
 #if V_SIGNED
     int top = k == PACK_NONE ? 255 : top_code(k);
     if (form == BW_S1) return top == 15 ? gemm_s1_15 : top == 31 ? gemm_s1_31 : gemm_s1;
@@ -73,6 +80,9 @@ static gemm_fn *gemm_for(enum bw_form form, enum pack_kind k) {
     if (form == BW_S2) return top == 31 ? gemm_s2_31 : top == 63 ? gemm_s2_63 : gemm_s2;
 #else
     (void)k;
+#if GEMM_TILES == 2
+    if (tiles == 2) return form == BW_S1 ? gemm_s1_pair : form == BW_S1M ? gemm_s1m_pair : form == BW_S2 ? gemm_s2_pair : gemm_s2m_pair;
+#endif
     if (form == BW_S1) return gemm_s1;
     if (form == BW_S1M) return gemm_s1m;
     if (form == BW_S2) return gemm_s2;
@@ -142,9 +152,9 @@ static void float_panel(enum pack_kind k, const uint8_t *tile, int64_t c0, int64
 /* ---- one tile ---- */
 
 typedef struct scratch {
-    float acc[2][ROW_PANEL * CPU_TILE];
+    float acc[2][GEMM_TILES][ROW_PANEL][CPU_TILE];
     union {
-        struct { uint8_t codes[PANEL_GROUPS * 512]; float scales[PANEL_GROUPS * 64]; } q;
+        struct { uint8_t codes[GEMM_TILES * PANEL_CODES]; float scales[GEMM_TILES * PANEL_SCALES]; } q;
         float panel[SEGMENT * CPU_TILE];
     } w;
 } scratch;
@@ -170,26 +180,34 @@ static view view_of(const cpu_mat *m) {
     return (view){m, k, pack_tile_bytes(k, m->cols)};
 }
 
-static void tile_quant(const view *v, const cpu_act *a, int64_t t, int r0, int r1, float *acc, scratch *s) {
-    const cpu_mat *m = v->m;
-    enum pack_kind k = v->k;
-    int64_t groups = m->cols / GROUP, stride;
-    const uint8_t *tile = m->data ? m->data + t * v->tile_bytes : NULL;
-    if (tile && r1 - r0 <= GEMV_ROWS && r0 % ACT_BLOCK + r1 - r0 <= ACT_BLOCK) {
+static int gemv_fits(const view *v, int r0, int r1) {
+    return v->m->data && r1 - r0 <= GEMV_ROWS && r0 % ACT_BLOCK + r1 - r0 <= ACT_BLOCK;
+}
+
+/* tiles t .. t + nt - 1, nt <= GEMM_TILES; acc[nt][ROW_PANEL][16] */
+static void tiles_quant(const view *v, const cpu_act *a, int64_t t, int nt, int r0, int r1, float *acc, scratch *s) {
+    int64_t groups = v->m->cols / GROUP, stride;
+    const uint8_t *tile = v->m->data ? v->m->data + t * v->tile_bytes : NULL;
+    if (gemv_fits(v, r0, r1)) {
         const act_line *l = act_line_at(a, r0, &stride);
-        gemv_packed(k, r1 - r0, tile, groups, l, stride, acc);
+        for (int i = 0; i < nt; i++)
+            gemv_packed(v->k, r1 - r0, tile + i * v->tile_bytes, groups, l, stride, acc + i * ROW_PANEL * CPU_TILE);
         return;
     }
-    enum bw_form form = m->type->form;
-    gemm_fn *kernel = gemm_for(form, tile ? k : PACK_NONE);
+    enum bw_form form = v->m->type->form;
+    gemm_fn *kernel = gemm_for(form, tile ? v->k : PACK_NONE, nt);
     int zero = !V_SIGNED && (form == BW_S1 || form == BW_S2) ? 128 : 0;
-    memset(acc, 0, (size_t)(r1 - r0) * CPU_TILE * sizeof *acc);
+    for (int i = 0; i < nt; i++) memset(acc + i * ROW_PANEL * CPU_TILE, 0, (size_t)(r1 - r0) * CPU_TILE * sizeof *acc);
     for (int64_t g = 0; g < groups; g += PANEL_GROUPS) {
         int64_t n = groups - g < PANEL_GROUPS ? groups - g : PANEL_GROUPS;
-        if (tile) unpack_packed(k, tile, g, n, s->w.q.codes, s->w.q.scales);
-        else linear_raw_panel(m, t, g, n, zero, s->w.q.codes, s->w.q.scales);
+        for (int i = 0; i < nt; i++) {
+            uint8_t *codes = s->w.q.codes + i * PANEL_CODES;
+            float *scales = s->w.q.scales + i * PANEL_SCALES;
+            if (tile) unpack_packed(v->k, tile + i * v->tile_bytes, g, n, codes, scales);
+            else linear_raw_panel(v->m, t + i, g, n, zero, codes, scales);
+        }
         for (int r = r0, nr; r < r1; r += nr) {
-            nr = next_rows(r, r1, GEMM_ROWS(form));
+            nr = next_rows(r, r1, GEMM_ROWS(form) / nt);
             const act_line *l = act_line_at(a, r, &stride);
             kernel(nr, s->w.q.codes, s->w.q.scales, n, l + g * stride, stride, acc + (r - r0) * CPU_TILE);
         }
@@ -202,7 +220,7 @@ static void tile_float(const view *v, const cpu_act *a, int64_t t, int r0, int r
     int64_t stride;
     const uint8_t *tile = m->data ? m->data + t * v->tile_bytes : NULL;
     memset(acc, 0, (size_t)(r1 - r0) * CPU_TILE * sizeof *acc);
-    if (tile && r1 - r0 <= GEMV_ROWS && r0 % ACT_BLOCK + r1 - r0 <= ACT_BLOCK) {
+    if (gemv_fits(v, r0, r1)) {
         const float *x = act_float_at(a, r0, &stride);
         if (k == PACK_F32) float_gemv_F32(r1 - r0, tile, m->cols, x, stride, acc);
         else if (k == PACK_F16) float_gemv_F16(r1 - r0, tile, m->cols, x, stride, acc);
@@ -221,9 +239,10 @@ static void tile_float(const view *v, const cpu_act *a, int64_t t, int r0, int r
     }
 }
 
-static void tile_rows(const view *v, const cpu_act *a, int64_t t, int r0, int r1, float *acc, scratch *s) {
-    if (v->m->type->form == BW_FLOAT) tile_float(v, a, t, r0, r1, acc, s);
-    else tile_quant(v, a, t, r0, r1, acc, s);
+static void tiles_rows(const view *v, const cpu_act *a, int64_t t, int nt, int r0, int r1, float *acc, scratch *s) {
+    if (v->m->type->form != BW_FLOAT) tiles_quant(v, a, t, nt, r0, r1, acc, s);
+    else
+        for (int i = 0; i < nt; i++) tile_float(v, a, t + i, r0, r1, acc + i * ROW_PANEL * CPU_TILE, s);
 }
 
 /* ---- epilogue ---- */
@@ -277,7 +296,8 @@ static const float *padded(const float *src, int n, float *tmp) {
     return tmp;
 }
 
-static void finish(const cpu_mat *m, const cpu_epi *e, int64_t t, int r0, int r1, const scratch *s, float *y, int64_t ldy) {
+/* tile t, whose sums are number i of the scratch */
+static void finish(const cpu_mat *m, const cpu_epi *e, int64_t t, int i, int r0, int r1, const scratch *s, float *y, int64_t ldy) {
     float tb[16], tg[16], tr[16], ty[16];
     const cpu_mat *gm = e && e->mode == CPU_GLU ? e->gate : NULL;
     int64_t first = t * CPU_TILE;
@@ -286,24 +306,31 @@ static void finish(const cpu_mat *m, const cpu_epi *e, int64_t t, int r0, int r1
     const float *gbias = padded(gm && gm->bias ? gm->bias + first : NULL, n, tg);
     for (int r = r0; r < r1; r++) {
         const float *res = e && e->mode == CPU_ADD ? padded(e->res + r * e->ldres + first, n, tr) : NULL;
-        const float *gate = gm ? s->acc[1] + (r - r0) * CPU_TILE : NULL;
+        const float *gate = gm ? s->acc[1][i][r - r0] : NULL;
         float *out = y + r * ldy + first;
-        finish_row(s->acc[0] + (r - r0) * CPU_TILE, m->scale, bias, e, res, gate, gm ? gm->scale : 1.0f, gbias, n == CPU_TILE ? out : ty);
+        finish_row(s->acc[0][i][r - r0], m->scale, bias, e, res, gate, gm ? gm->scale : 1.0f, gbias, n == CPU_TILE ? out : ty);
         if (n < CPU_TILE) memcpy(out, ty, (size_t)n * sizeof *ty);
     }
+}
+
+/* activation rows that stay in the second-level cache (1 MiB of it on Zen 4, 2 MiB on later cores) while the tiles pass by */
+static int panel_rows(int64_t cols) {
+    int64_t blocks = PANEL_BYTES / (ACT_BLOCK * cols / GROUP * (int64_t)sizeof(act_line));
+    return ACT_BLOCK * (int)(blocks < 2 ? 2 : blocks > ROW_PANEL / ACT_BLOCK ? ROW_PANEL / ACT_BLOCK : blocks);
 }
 
 void LINEAR_FN(const cpu_mat *m, const cpu_act *a, int r0, int r1, float *y, int64_t ldy, int64_t t0, int64_t t1, const cpu_epi *e,
                void *work) {
     scratch *s = work;
-    int glu = e && e->mode == CPU_GLU;
+    int glu = e && e->mode == CPU_GLU, panel = panel_rows(m->cols);
     view v = view_of(m), gate = view_of(glu ? e->gate : m);
     for (int r = r0, end; r < r1; r = end) {
-        end = r - r % ACT_BLOCK + ROW_PANEL < r1 ? r - r % ACT_BLOCK + ROW_PANEL : r1;
-        for (int64_t t = t0; t < t1; t++) {
-            tile_rows(&v, a, t, r, end, s->acc[0], s);
-            if (glu) tile_rows(&gate, a, t, r, end, s->acc[1], s);
-            finish(m, e, t, r, end, s, y, ldy);
+        end = r - r % ACT_BLOCK + panel < r1 ? r - r % ACT_BLOCK + panel : r1;
+        for (int64_t t = t0, nt; t < t1; t += nt) {
+            nt = t1 - t < GEMM_TILES ? t1 - t : GEMM_TILES;
+            tiles_rows(&v, a, t, (int)nt, r, end, s->acc[0][0][0], s);
+            if (glu) tiles_rows(&gate, a, t, (int)nt, r, end, s->acc[1][0][0], s);
+            for (int i = 0; i < nt; i++) finish(m, e, t + i, i, r, end, s, y, ldy);
         }
     }
 }

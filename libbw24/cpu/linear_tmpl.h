@@ -8,7 +8,8 @@
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-enum { VH = CPU_TILE / VL, GEMV_ROWS = 4, ROW_PANEL = 4 * ACT_BLOCK, PANEL_GROUPS = 16 };
+enum { VH = CPU_TILE / VL, GEMV_ROWS = 4, ROW_PANEL = 11 * ACT_BLOCK, PANEL_GROUPS = 16 };
+enum { PANEL_BYTES = 768 * 1024, PANEL_CODES = PANEL_GROUPS * 512, PANEL_SCALES = PANEL_GROUPS * 64 };
 
 /* facts of the packed kinds, folded at compile time */
 /* codes are stored as code + 2^off_shift; -1: no offset */
@@ -155,6 +156,15 @@ INL void load_group(int k, const uint8_t *tile, int64_t g, int h, const seg *o, 
     }
 }
 
+#if !V_SIGNED
+/* i + the dot products of n words */
+INL vi dot_one(vi i, const vi *w, const int8_t *q, int n, int top) {
+    (void)top;
+    UNROLL for (int k = 0; k < n; k++) i = v_dot(i, w[k], v_set32(word_at(q + 4 * k)));
+    return i;
+}
+#endif
+
 INL int two_sums(int form) { return form == BW_S2 || form == BW_S2M; }
 
 /* start of an integer sum: what takes the codes' offset back */
@@ -228,9 +238,25 @@ INL void unpack(int k, const uint8_t *tile, int64_t g0, int64_t n, uint8_t *code
     }
 }
 
-/* nr activation rows x 16 output rows over n unpacked groups (whole segments, but for the row's last): acc[nr][16] += p of each segment */
-INL void gemm(int form, int top, int shift, int nr, const uint8_t *codes, const float *scales, int64_t n, const act_line *a, int64_t stride,
-              float *acc) {
+#if !V_SIGNED
+/* words [w0, w1) of nt tiles and nr rows; codes are [8 words][16 rows][4], i is [nt][nr] */
+INL void dot_rows(vi *i, const uint8_t *codes, const act_line *l, int w0, int w1, int nt, int nr, int top) {
+    (void)top;
+    UNROLL for (int k = w0; k < w1; k++) {
+        vi w[GEMM_TILES];
+        UNROLL for (int t = 0; t < nt; t++) w[t] = v_load(codes + t * PANEL_CODES + 64 * k);
+        UNROLL for (int r = 0; r < nr; r++) {
+            vi q = v_set32(word_at(l[r].q + 4 * k));
+            UNROLL for (int t = 0; t < nt; t++) i[t * nr + r] = v_dot(i[t * nr + r], w[t], q);
+        }
+    }
+}
+#endif
+
+/* nr activation rows x nt tiles over n unpacked groups (whole segments, but for the row's last): acc[nt][ROW_PANEL][16] += p of each
+ * segment. Tile i has its codes at i * PANEL_CODES and its scales at i * PANEL_SCALES. */
+INL void gemm(int form, int top, int shift, int nt, int nr, const uint8_t *codes, const float *scales, int64_t n, const act_line *a,
+              int64_t stride, float *acc) {
     const int two = two_sums(form), ns = form == BW_S1 ? 1 : form == BW_S2M ? 4 : 2;
     UNROLL for (int h = 0; h < VH; h++) {
         const uint8_t *c = codes + 4 * VL * h;
@@ -238,22 +264,30 @@ INL void gemm(int form, int top, int shift, int nr, const uint8_t *codes, const 
         const act_line *l = a;
         for (int64_t g0 = 0; g0 < n; g0 += SEGMENT_GROUPS) {
             int64_t end = n - g0 < SEGMENT_GROUPS ? n : g0 + SEGMENT_GROUPS;
-            vf p[16], sm[4];
-            UNROLL for (int r = 0; r < nr; r++) p[r] = v_setf(0.0f);
+            vf p[GEMM_SUMS], sm[4];
+            UNROLL for (int r = 0; r < nt * nr; r++) p[r] = v_setf(0.0f);
             for (int64_t g = g0; g < end; g++, c += 512, s += 16 * ns, l += stride) {
-                vi i0[16], i1[16];
-                UNROLL for (int r = 0; r < nr; r++) i0[r] = sum_start(two ? &l[r].n0 : &l[r].n, shift);
-                dot_rows(i0, c, l, 0, two ? 4 : 8, nr, top);
-                if (two) {
-                    UNROLL for (int r = 0; r < nr; r++) i1[r] = sum_start(&l[r].n1, shift);
-                    dot_rows(i1, c, l, 4, 8, nr, top);
+                vi i0[GEMM_SUMS], i1[GEMM_SUMS];
+                UNROLL for (int r = 0; r < nr; r++) {
+                    vi start = sum_start(two ? &l[r].n0 : &l[r].n, shift), start1 = two ? sum_start(&l[r].n1, shift) : start;
+                    UNROLL for (int t = 0; t < nt; t++) {
+                        i0[t * nr + r] = start;
+                        if (two) i1[t * nr + r] = start1;
+                    }
                 }
-                UNROLL for (int i = 0; i < ns; i++) sm[i] = v_loadf(s + 16 * i);
-                UNROLL for (int r = 0; r < nr; r++) p[r] = fold(form, p[r], i0[r], two ? i1[r] : i0[r], sm, l + r);
+                dot_rows(i0, c, l, 0, two ? 4 : 8, nt, nr, top);
+                if (two) dot_rows(i1, c, l, 4, 8, nt, nr, top);
+                UNROLL for (int t = 0; t < nt; t++) {
+                    UNROLL for (int i = 0; i < ns; i++) sm[i] = v_loadf(s + t * PANEL_SCALES + 16 * i);
+                    UNROLL for (int r = t * nr; r < (t + 1) * nr; r++)
+                        p[r] = fold(form, p[r], i0[r], two ? i1[r] : i0[r], sm, l + r - t * nr);
+                }
             }
-            UNROLL for (int r = 0; r < nr; r++) {
-                float *y = acc + r * CPU_TILE + VL * h;
-                v_storef(y, v_add(v_loadf(y), p[r]));
+            UNROLL for (int t = 0; t < nt; t++) {
+                UNROLL for (int r = 0; r < nr; r++) {
+                    float *y = acc + (t * ROW_PANEL + r) * CPU_TILE + VL * h;
+                    v_storef(y, v_add(v_loadf(y), p[t * nr + r]));
+                }
             }
         }
     }
