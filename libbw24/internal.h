@@ -11,7 +11,7 @@
 #include "formats/formats.h"
 #include "kv.h"
 
-enum { BW_MAX_BUF = 256, BW_MAX_KV = 512, BW_OP_BUFS = 6, BW_OP_W = 6, BW_OP_I = 5, BW_OP_F = 2 };
+enum { BW_MAX_BUF = 256, BW_MAX_KV = 512, BW_OP_BUFS = 6, BW_OP_W = 6, BW_OP_I = 5, BW_OP_F = 2, BW_CONV_TAPS = 8 };
 
 /* ---- errors (abi.c): set the thread's message and return the code */
 int bw_fail(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -55,11 +55,21 @@ typedef struct bw_kv {
     size_t offset;   /* of this cache inside a page of its class */
 } bw_kv;
 
+/* what an op of class FOLD carries from row to row, and what it logs to be able to go back (state.c) */
+typedef struct bw_state {
+    char *name;
+    int64_t floats;
+    int op;             /* index of the op that owns it, -1 while there is none */
+    size_t offset;      /* in floats, inside a sequence's state */
+    int64_t log_width;  /* floats logged a row */
+    size_t log_offset;  /* in floats, of its [BW_LOG_ROWS][log_width] inside a log */
+} bw_state;
+
 typedef struct bw_op {
     enum bw_opcode code;
     int buf[BW_OP_BUFS];        /* indices into list->bufs in operand order, -1 absent */
     bw_tensor *w[BW_OP_W];
-    int kv;
+    int kv, state;              /* -1 absent */
     int i[BW_OP_I];
     double f[BW_OP_F];
     int experts;                /* EXPERTS: how many its tensors hold */
@@ -68,9 +78,11 @@ typedef struct bw_op {
 
 typedef struct bw_list {
     char *role;
-    int n_bufs, n_kvs, n_ops;
+    int n_bufs, n_kvs, n_states, n_ops;
     bw_buf bufs[BW_MAX_BUF];
     bw_kv *kvs;
+    bw_state *states;
+    size_t state_floats, log_floats; /* of one sequence */
     bw_op *ops;
     int logits;                 /* buffer of the result */
     float **mem;                /* each buffer's [max_rows][width], owned; NULL before prepare; logits go to the caller's memory */
@@ -98,9 +110,18 @@ void bw_plan_free(bw_plan *p);
 /* ---- sequences and steps */
 enum { BW_PAGE_TOKENS = 64, BW_MAX_CLASS = 4 };
 typedef struct bw_page { atomic_int refs; uint8_t *data; } bw_page;
+/* One version of a sequence's FOLD state, or a log of inputs. Versions are never changed once a step has ended: a step reads one and writes another,
+ * so forks share them and a failed step leaves nothing behind. */
+typedef struct bw_fold { atomic_int refs; struct bw_fold *next; float *data; } bw_fold;
+enum { BW_LOG_ROWS = 32 }; /* rows of the last step that can be taken back one by one */
+
 struct bw24_seq {
     bw24_model *model;
     int64_t pos;
+    bw_fold *live;              /* state at pos; NULL: zeros */
+    bw_fold *saved, *log;       /* state at log_from and the inputs of the log_n rows since; NULL: none */
+    int64_t log_from;
+    int log_n;
     int n_pages;                /* page slots in use per class: ceil(pos / 64) */
     int cap_pages;
     bw_page **pages[BW_MAX_CLASS]; /* NULL where a window page was released */
@@ -117,8 +138,18 @@ typedef struct bw_rowset {
     int n_runs;
     bw_run *runs;     /* first, n: indices into this set */
 } bw_rowset;
+/* the rows of one sequence in a step, and its state: rows before the last n_log lead from live to mid, those from mid (live, if there is none) to out */
+typedef struct bw_seq_rows {
+    bw24_seq *seq;
+    int first, n;     /* indices into bw_batch.order */
+    int n_log;
+    bw_fold *live, *mid, *out, *log;
+} bw_seq_rows;
 typedef struct bw_batch {
     int n;
+    int n_seqs;           /* 0 where the list has no FOLD state */
+    bw_seq_rows *seqs;
+    int32_t *order;       /* rows grouped by sequence, ascending in each */
     const int32_t *token;
     bw_rowset all, want;
 } bw_batch;
@@ -138,6 +169,8 @@ typedef struct bw_backend {
     int (*prepare_list)(bw24_model *m, bw_list *l);     /* work buffers, plan */
     void (*free_tensor)(bw_tensor *t);
     void (*free_model)(bw24_model *m);
+    /* FOLD state after n rows of a log: from -> to, both of one sequence */
+    int (*replay)(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to);
     int (*forward)(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
 } bw_backend;
 extern const bw_backend bw_backend_ref, bw_backend_cpu;
@@ -170,7 +203,8 @@ struct bw24_model {
     int64_t class_window[BW_MAX_CLASS];
     size_t class_page_bytes[BW_MAX_CLASS];
     uint64_t work_bytes;
-    atomic_llong kv_bytes;
+    atomic_llong kv_bytes;  /* KV pages, FOLD states and logs in use */
+    bw_fold *spare[2];      /* states, logs: given back, to be used again */
     int32_t vocab;
     bool prepared;
     /* scratch of run.c for the step in hand */
@@ -190,6 +224,10 @@ void bw_op_label(const bw_list *l, int op, char *out, size_t size); /* "op 137 L
 /* state.c: make pages for positions [pos, pos + n) writable; undone by truncate */
 int bw_seq_reserve(bw24_seq *s, int64_t n);
 void bw_seq_trim_windows(bw24_seq *s);
+/* FOLD state of a step: begin takes the versions that the step writes, end keeps them (ok) or gives them back */
+int bw_seq_fold_begin(bw_seq_rows *r);
+void bw_seq_fold_end(bw_seq_rows *r, bool ok);
+void bw_fold_free_spares(bw24_model *m);
 /* the numeric program's floating-point environment: round to nearest, subnormals kept (abi.c) */
 typedef struct bw_fpenv { uint64_t saved; } bw_fpenv;
 bw_fpenv bw_fpenv_enter(void);
@@ -204,6 +242,8 @@ float *bw_dense(bw_tensor *t); /* f32 view of a small tensor; NULL and message o
 /* rows of one of the matrices that a tensor holds, and bytes of the raw form of one */
 static inline int64_t bw_part_rows(const bw_tensor *t) { return t->ne[1] * t->ne[2] / t->parts; }
 static inline int64_t bw_part_bytes(const bw_tensor *t) { return bw_part_rows(t) * bw_row_bytes(t->type, t->ne[0]); }
+/* DELTA: the key head of value head h */
+static inline int bw_delta_key(const bw_op *op, int h) { return op->i[2] ? h / (op->i[0] / op->i[1]) : h % op->i[1]; }
 /* EXPERTS: matrix m (0 gate, 1 up, 2 down) of expert e is part *part of the tensor returned; *scale its per-expert scale tensor or NULL */
 enum { BW_EXP_GATE, BW_EXP_UP, BW_EXP_DOWN };
 static inline bw_tensor *bw_expert_part(const bw_op *op, int m, int e, int *part, const bw_tensor **scale) {

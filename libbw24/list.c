@@ -2,7 +2,7 @@
  * Knows no backend and no model by name.
  *
  * Text, one item a line:
- *   BUF name width            KV name heads=H dim=D window=W
+ *   BUF name width            KV name heads=H dim=D window=W            STATE name floats
  *   OP key=value ... [@ where]
  * Operand keys and kinds come from ops.def. */
 #define _POSIX_C_SOURCE 200809L /* strdup, strtok_r */
@@ -96,6 +96,11 @@ static int find_kv(const bw_list *l, const char *name) {
         if (!strcmp(l->kvs[i].name, name)) return i;
     return -1;
 }
+static int find_state(const bw_list *l, const char *name) {
+    for (int i = 0; i < l->n_states; i++)
+        if (!strcmp(l->states[i].name, name)) return i;
+    return -1;
+}
 /* position of `word` in "a,b,c" or -1 */
 static int enum_index(const char *names, int len, const char *word) {
     size_t w = strlen(word);
@@ -181,6 +186,23 @@ static int parse_kv(parser *p) {
     return 0;
 }
 
+static int parse_state(parser *p) {
+    bw_list *l = p->l;
+    int64_t floats = 0;
+    if (p->n_tok != 3) return syntax(p, "expected STATE name floats near", p->tok[0]);
+    if (l->n_states == BW_MAX_KV) return syntax(p, "too many states at", p->tok[1]);
+    if (find_state(l, p->tok[1]) >= 0) return syntax(p, "state declared twice", p->tok[1]);
+    BW_TRY(parse_i64(p, p->tok[2], 1, 1 << 28, &floats));
+    bw_state *grown = realloc(l->states, (size_t)(l->n_states + 1) * sizeof *grown);
+    if (!grown) return bw_fail(BW24_E_MEMORY, "out of memory for %d states", l->n_states + 1);
+    l->states = grown;
+    char *name = strdup(p->tok[1]);
+    if (!name) return bw_fail(BW24_E_MEMORY, "out of memory for a state's name");
+    l->states[l->n_states++] = (bw_state){.name = name, .floats = floats, .op = -1, .offset = l->state_floats};
+    l->state_floats += ((size_t)floats + 15) & ~(size_t)15;
+    return 0;
+}
+
 /* one operand into its slot; n counts the slots used per kind */
 typedef struct slots { int buf, w, i, f; } slots;
 static int parse_operand(parser *p, bw_op *op, const field *f, const char *v, slots *n) {
@@ -196,6 +218,9 @@ static int parse_operand(parser *p, bw_op *op, const field *f, const char *v, sl
         break;
     case 'k':
         if ((op->kv = find_kv(p->l, v)) < 0) return syntax(p, "unknown KV cache", v);
+        break;
+    case 's':
+        if ((op->state = find_state(p->l, v)) < 0) return syntax(p, "unknown state", v);
         break;
     case 'i':
         BW_TRY(parse_i64(p, v, 0, INT32_MAX, &x));
@@ -234,7 +259,7 @@ static int parse_op(parser *p) {
     bw_op *op = &l->ops[l->n_ops];
     memset(op, 0, sizeof *op);
     op->code = (enum bw_opcode)code;
-    op->kv = -1;
+    op->kv = op->state = -1;
     for (int i = 0; i < BW_OP_BUFS; i++) op->buf[i] = -1;
     field f[MAX_FIELDS];
     int n = op_fields(specs[code].operands, f), seen = 0;
@@ -264,6 +289,7 @@ static int parse_line(parser *p, char *line) {
     if (!p->n_tok || p->tok[0][0] == '#') return 0;
     if (!strcmp(p->tok[0], "BUF")) return parse_buf(p);
     if (!strcmp(p->tok[0], "KV")) return parse_kv(p);
+    if (!strcmp(p->tok[0], "STATE")) return parse_state(p);
     return parse_op(p);
 }
 
@@ -295,9 +321,11 @@ void bw_list_free(bw_list *l) {
     if (!l) return;
     for (int i = 0; i < l->n_bufs; i++) free(l->bufs[i].name);
     for (int i = 0; i < l->n_kvs; i++) free(l->kvs[i].name);
+    for (int i = 0; i < l->n_states; i++) free(l->states[i].name);
     for (int i = 0; i < l->n_ops; i++) free(l->ops[i].where);
     bw_plan_free(l->plan);
     free(l->kvs);
+    free(l->states);
     free(l->ops);
     free(l->text);
     free(l->plan_text);
@@ -423,6 +451,41 @@ static int check_experts(const bw_list *l, int index, bw_op *op, const int64_t *
     return 0;
 }
 
+/* the op owns its state; its rows run through all of a sequence's tokens */
+static int check_fold(bw_list *l, int index, const bw_op *op, int64_t floats, int64_t log_width) {
+    bw_state *s = &l->states[op->state];
+    BW_TRY(check_apart(l, index, op));
+    EXPECT("floats of the state", floats, s->floats);
+    if (s->op >= 0) return shape(l, index, "a state of its own; the state belongs to op", index, s->op);
+    if (l->bufs[op->buf[0]].rows != BW_ROWS_ALL) return shape(l, index, "all rows of the step: class", BW_ROWS_ALL, l->bufs[op->buf[0]].rows);
+    s->op = index;
+    s->log_width = log_width;
+    s->log_offset = l->log_floats;
+    l->log_floats += ((size_t)log_width * BW_LOG_ROWS + 15) & ~(size_t)15;
+    return 0;
+}
+
+static int check_conv(bw_list *l, int index, const bw_op *op, const int64_t *b) {
+    int64_t taps = op->w[0]->ne[0];
+    if (taps < 2 || taps > BW_CONV_TAPS) return shape(l, index, "taps of 2 up to", BW_CONV_TAPS, taps);
+    EXPECT("width", b[0], b[1]);
+    EXPECT("channels of the weight", b[0], op->w[0]->ne[1]);
+    EXPECT("values of the weight", taps * b[0], values_of(op->w[0]));
+    return check_fold(l, index, op, (taps - 1) * b[0], b[0]);
+}
+
+/* y, v: [heads][dv]; q, k: [kheads][dk]; g, b: [heads] */
+static int check_delta(bw_list *l, int index, const bw_op *op, const int64_t *b) {
+    int64_t heads = op->i[0], kheads = op->i[1];
+    if (heads < 1 || kheads < 1 || heads % kheads) return shape(l, index, "value heads, modulo key heads,", 0, kheads ? heads % kheads : -1);
+    if (b[2] % kheads || b[3] % heads) return shape(l, index, "widths of k and v, modulo heads,", 0, b[2] % kheads + b[3] % heads);
+    EXPECT("width of q", b[2], b[1]);
+    EXPECT("width of the output", b[3], b[0]);
+    EXPECT("width of the decay", heads, b[4]);
+    EXPECT("width of beta", heads, b[5]);
+    return check_fold(l, index, op, heads * (b[2] / kheads) * (b[3] / heads), b[2] + b[3] + 2 * heads);
+}
+
 static int check_slice(const bw_list *l, int index, const bw_op *op, int64_t y, int64_t x) {
     int64_t heads = op->i[0];
     BW_TRY(check_apart(l, index, op));
@@ -453,6 +516,14 @@ static int check_op(bw_list *l, int index) {
         EXPECT("width", b[0], b[1]);
         if (op->w[0]) EXPECT("values of the factor", 1, values_of(op->w[0]));
         break;
+    case BW_OP_SIGMOID: EXPECT("width", b[0], b[1]); break;
+    case BW_OP_DECAY:
+        EXPECT("width", b[0], b[1]);
+        EXPECT("values of a", b[0], values_of(op->w[0]));
+        EXPECT("values of dt", b[0], values_of(op->w[1]));
+        break;
+    case BW_OP_CONV: return check_conv(l, index, op, b);
+    case BW_OP_DELTA: return check_delta(l, index, op, b);
     case BW_OP_SLICE: return check_slice(l, index, op, b[0], b[1]);
     case BW_OP_GATE:
         EXPECT("width", b[0], b[1]);
@@ -482,6 +553,7 @@ static int print_op(bw_text *t, const bw_list *l, const bw_op *op) {
         switch (f[i].kind) {
         case 'y': case 'x': case 'b': BW_TRY(bw_textf(t, " %s=%s", k, l->bufs[op->buf[at.buf]].name)); break;
         case 'w': if (op->w[at.w]) BW_TRY(bw_textf(t, " %s=%s", k, op->w[at.w]->name)); break;
+        case 's': BW_TRY(bw_textf(t, " %s=%s", k, l->states[op->state].name)); break;
         case 'k': BW_TRY(bw_textf(t, " %s=%s", k, l->kvs[op->kv].name)); break;
         case 'i': BW_TRY(bw_textf(t, " %s=%d", k, op->i[at.i])); break;
         case 'f': BW_TRY(bw_textf(t, " %s=%.17g", k, op->f[at.f])); break;
@@ -502,6 +574,7 @@ int bw_list_print(const bw_list *l, char **out) {
     for (int i = 0; i < l->n_bufs && !rc; i++) rc = bw_textf(&t, "BUF %s %lld\n", l->bufs[i].name, (long long)l->bufs[i].width);
     for (int i = 0; i < l->n_kvs && !rc; i++)
         rc = bw_textf(&t, "KV %s heads=%d dim=%d window=%lld\n", l->kvs[i].name, l->kvs[i].desc.heads, l->kvs[i].desc.dim, (long long)l->kvs[i].window);
+    for (int i = 0; i < l->n_states && !rc; i++) rc = bw_textf(&t, "STATE %s %lld\n", l->states[i].name, (long long)l->states[i].floats);
     for (int i = 0; i < l->n_ops && !rc; i++) rc = print_op(&t, l, &l->ops[i]);
     if (rc) free(t.s);
     else *out = t.s;

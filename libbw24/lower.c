@@ -12,7 +12,8 @@
 static bool row_local(enum bw_opcode c) {
     switch (c) {
     case BW_OP_EMBED: case BW_OP_NORM: case BW_OP_ADD: case BW_OP_SCALE: case BW_OP_GLU: case BW_OP_ROPE: case BW_OP_KV_APPEND:
-    case BW_OP_SOFTCAP: case BW_OP_SLICE: case BW_OP_GATE: case BW_OP_ROUTE: return true;
+    case BW_OP_SOFTCAP: case BW_OP_SLICE: case BW_OP_GATE: case BW_OP_ROUTE: case BW_OP_SIGMOID:
+    case BW_OP_DECAY: return true;
     default: return false;
     }
 }

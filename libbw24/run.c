@@ -39,9 +39,26 @@ static void set_runs(bw_rowset *s, const bw24_row *rows) {
     }
 }
 
+/* rows by sequence, for ops that carry state from row to row */
+static void group_rows(const bw24_row *rows, bw_batch *b) {
+    b->n_seqs = 0;
+    for (int i = 0; i < b->n; i++) {
+        int k = b->n_seqs - 1;
+        while (k >= 0 && b->seqs[k].seq != rows[i].seq) k--;
+        if (k < 0) b->seqs[k = b->n_seqs++] = (bw_seq_rows){.seq = rows[i].seq};
+        b->seqs[k].n++;
+    }
+    for (int k = 0, at = 0; k < b->n_seqs; at += b->seqs[k++].n) {
+        b->seqs[k].first = at;
+        for (int i = 0, j = at; i < b->n; i++)
+            if (rows[i].seq == b->seqs[k].seq) b->order[j++] = i;
+    }
+}
+
 /* the step's arrays in one block: tokens, and per row set (all, want) rows, positions, runs */
 static int make_batch(bw24_model *m, const bw24_row *rows, int n, bw_batch *b) {
-    size_t each = (size_t)n * (sizeof(int64_t) + sizeof(bw_run) + sizeof(int32_t)), need = 2 * each + (size_t)n * sizeof(int32_t);
+    size_t each = (size_t)n * (sizeof(int64_t) + sizeof(bw_run) + sizeof(int32_t));
+    size_t need = 2 * each + (size_t)n * (sizeof(bw_seq_rows) + 2 * sizeof(int32_t));
     if (need > m->step_mem_bytes) {
         free(m->step_mem);
         m->step_mem_bytes = 0;
@@ -51,9 +68,13 @@ static int make_batch(bw24_model *m, const bw24_row *rows, int n, bw_batch *b) {
     }
     int64_t *pos = m->step_mem;
     bw_run *runs = (bw_run *)(pos + 2 * n);
-    int32_t *row = (int32_t *)(runs + 2 * n), *token = row + 2 * n;
+    bw_seq_rows *seqs = (bw_seq_rows *)(runs + 2 * n);
+    int32_t *row = (int32_t *)(seqs + n), *token = row + 2 * n;
     b->n = n;
     b->token = token;
+    b->n_seqs = 0;
+    b->seqs = seqs;
+    b->order = token + n;
     b->all = (bw_rowset){n, row, pos, 0, runs};
     b->want = (bw_rowset){0, row + n, pos + n, 0, runs + n};
     set_positions(rows, n, pos);
@@ -66,6 +87,7 @@ static int make_batch(bw24_model *m, const bw24_row *rows, int n, bw_batch *b) {
     }
     set_runs(&b->all, rows);
     set_runs(&b->want, rows);
+    if (m->lists[0]->n_states) group_rows(rows, b);
     return 0;
 }
 
@@ -76,6 +98,7 @@ static int reserve(bw24_model *m, const bw_batch *b) {
         if (end > m->max_context) return bw_fail(BW24_E_CONTEXT, "the sequence would be %lld tokens long, the context holds %lld", (long long)end, (long long)m->max_context);
         BW_TRY(bw_seq_reserve(r->seq, end - r->seq->pos));
     }
+    for (int i = 0; i < b->n_seqs; i++) BW_TRY(bw_seq_fold_begin(&b->seqs[i]));
     return 0;
 }
 
@@ -88,6 +111,7 @@ int bw24_step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits) {
     int rc = reserve(m, &b);
     if (!rc) rc = m->ctx->backend->forward(m, m->lists[0], &b, logits);
     bw_fpenv_leave(e);
+    for (int i = 0; i < b.n_seqs; i++) bw_seq_fold_end(&b.seqs[i], !rc);
     for (int i = 0; i < b.all.n_runs; i++) {
         bw24_seq *s = b.all.runs[i].seq;
         if (rc) bw24_seq_truncate(s, s->pos, NULL);

@@ -1,4 +1,4 @@
-/* Sequences: positions and KV pages. Owns page tables, sharing by reference count, copy on write, window release and truncation.
+/* Sequences: positions, KV pages and FOLD state. Owns page tables, sharing by reference count, copy on write, window release and truncation.
  * Knows the size of a page, nothing of its layout. Page i of a class holds positions [64 i, 64 i + 64) of every KV cache of that class. */
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +31,105 @@ static bw_page *page_new(bw24_model *m, int klass) {
     return p;
 }
 
+/* ---- FOLD state */
+enum { STATE, LOG };
+static size_t fold_bytes(const bw24_model *m, int kind) {
+    size_t n = (kind == LOG ? m->lists[0]->log_floats : m->lists[0]->state_floats) * sizeof(float);
+    return (n + 63) & ~(size_t)63;
+}
+
+static bw_fold *fold_take(bw24_model *m, int kind) {
+    bw_fold *f = m->spare[kind];
+    if (f) m->spare[kind] = f->next;
+    else if ((f = calloc(1, sizeof *f)) && !(f->data = aligned_alloc(64, fold_bytes(m, kind)))) {
+        free(f);
+        f = NULL;
+    }
+    if (!f) { bw_fail(BW24_E_MEMORY, "out of memory for a sequence's state of %zu bytes", fold_bytes(m, kind)); return NULL; }
+    atomic_init(&f->refs, 1);
+    atomic_fetch_add(&m->kv_bytes, (long long)fold_bytes(m, kind));
+    return f;
+}
+
+static void fold_unref(bw24_model *m, int kind, bw_fold *f) {
+    if (!f || atomic_fetch_sub(&f->refs, 1) != 1) return;
+    atomic_fetch_sub(&m->kv_bytes, (long long)fold_bytes(m, kind));
+    f->next = m->spare[kind];
+    m->spare[kind] = f;
+}
+
+static bw_fold *fold_ref(bw_fold *f) {
+    if (f) atomic_fetch_add(&f->refs, 1);
+    return f;
+}
+
+void bw_fold_free_spares(bw24_model *m) {
+    for (int k = 0; k < 2; k++)
+        for (bw_fold *f = m->spare[k], *next; f; f = next) {
+            next = f->next;
+            free(f->data);
+            free(f);
+        }
+}
+
+static void fold_forget(bw24_seq *s) {
+    fold_unref(s->model, STATE, s->live);
+    fold_unref(s->model, STATE, s->saved);
+    fold_unref(s->model, LOG, s->log);
+    s->live = s->saved = s->log = NULL;
+    s->log_n = 0;
+}
+
+int bw_seq_fold_begin(bw_seq_rows *r) {
+    bw24_model *m = r->seq->model;
+    if (!r->seq->live) {
+        if (!(r->seq->live = fold_take(m, STATE))) return BW24_E_MEMORY;
+        memset(r->seq->live->data, 0, fold_bytes(m, STATE));
+    }
+    r->n_log = r->n < BW_LOG_ROWS ? r->n : BW_LOG_ROWS;
+    r->live = fold_ref(r->seq->live);
+    if (r->n > r->n_log && !(r->mid = fold_take(m, STATE))) return BW24_E_MEMORY;
+    if (!(r->out = fold_take(m, STATE)) || !(r->log = fold_take(m, LOG))) return BW24_E_MEMORY;
+    return 0;
+}
+
+void bw_seq_fold_end(bw_seq_rows *r, bool ok) {
+    bw24_seq *s = r->seq;
+    if (ok) {
+        fold_forget(s);
+        s->live = fold_ref(r->out);
+        s->saved = fold_ref(r->mid ? r->mid : r->live);
+        s->log = fold_ref(r->log);
+        s->log_n = r->n_log;
+        s->log_from = s->pos + r->n - r->n_log;
+    }
+    fold_unref(s->model, STATE, r->live);
+    fold_unref(s->model, STATE, r->mid);
+    fold_unref(s->model, STATE, r->out);
+    fold_unref(s->model, LOG, r->log);
+}
+
+/* the state at *pos, or at 0 where that one is out of reach */
+static int fold_truncate(bw24_seq *s, int64_t *pos) {
+    bw24_model *m = s->model;
+    if (!m->lists[0]->n_states || (*pos == s->pos && *pos)) return 0;
+    int64_t n = *pos - s->log_from;
+    if (!*pos || !s->log || n < 0 || n > s->log_n) {
+        fold_forget(s);
+        *pos = 0;
+        return 0;
+    }
+    bw_fold *to = n ? fold_take(m, STATE) : fold_ref(s->saved);
+    if (!to) return BW24_E_MEMORY;
+    int rc = n ? m->ctx->backend->replay(m, m->lists[0], s->saved->data, s->log->data, (int)n, to->data) : 0;
+    fold_unref(m, STATE, rc ? to : s->live);
+    if (rc) return rc;
+    s->live = to;
+    s->log_n = (int)n;
+    return 0;
+}
+
+/* ---- sequences */
 int bw24_seq_new(bw24_seq **out, bw24_model *m) {
     if (!out || !m) return bw_fail(BW24_E_ARG, "bw24_seq_new: NULL argument");
     if (!m->prepared) return bw_fail(BW24_E_ARG, "bw24_seq_new: the model is not prepared");
@@ -48,6 +147,7 @@ void bw24_seq_free(bw24_seq *s) {
         free(s->pages[c]);
         free(s->data[c]);
     }
+    if (s->model->n_lists) fold_forget(s);
     free(s);
 }
 
@@ -131,6 +231,10 @@ int bw24_seq_truncate(bw24_seq *s, int64_t pos, int64_t *actual) {
         int64_t w = s->model->class_window[c], lo = w && pos > w ? pos - w : 0;
         if (w && s->floor[c] > lo) pos = 0; /* the window before pos is gone: only the beginning can be restored */
     }
+    bw_fpenv e = bw_fpenv_enter();
+    int rc = fold_truncate(s, &pos);
+    bw_fpenv_leave(e);
+    if (rc) return rc;
     drop_pages(s, (int)((pos + BW_PAGE_TOKENS - 1) / BW_PAGE_TOKENS));
     s->pos = pos;
     if (!pos) memset(s->floor, 0, sizeof s->floor);
@@ -145,6 +249,11 @@ int bw24_seq_fork(bw24_seq **out, bw24_seq *s) {
     int rc = grow_tables(f, s->n_pages ? s->n_pages : 1);
     if (rc) { bw24_seq_free(f); return rc; }
     f->pos = s->pos;
+    f->live = fold_ref(s->live);
+    f->saved = fold_ref(s->saved);
+    f->log = fold_ref(s->log);
+    f->log_from = s->log_from;
+    f->log_n = s->log_n;
     memcpy(f->floor, s->floor, sizeof f->floor);
     f->n_pages = s->n_pages;
     for (int c = 0; c < s->model->n_classes; c++)

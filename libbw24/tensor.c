@@ -67,6 +67,7 @@ void bw24_model_free(bw24_model *m) {
         free_list_mem(m->lists[i]);
         bw_list_free(m->lists[i]);
     }
+    bw_fold_free_spares(m);
     free(m->tensors);
     free(m->step_mem);
     free(m);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../canon.h"
+#include "../ref/fold.h"
 #include "state.h"
 
 static const enum cpu_isa all_isas[] = {CPU_PORTABLE, CPU_AVX2, CPU_AVXVNNI, CPU_AVX512VNNI};
@@ -158,10 +159,20 @@ static int resolve_experts(cpu_moe *moe, const bw_list *l, const bw_op *op, cpu_
     return 0;
 }
 
+static int resolve_conv(const bw_op *op, cpu_step *out) {
+    int64_t taps = op->w[0]->ne[0], n = op->w[0]->ne[1];
+    out->conv = malloc((size_t)(taps * n) * sizeof *out->conv);
+    if (!out->conv) return bw_fail(BW24_E_MEMORY, "out of memory for the weights of a convolution");
+    for (int64_t c = 0; c < n; c++)
+        for (int64_t t = 0; t < taps; t++) out->conv[t * n + c] = op->w[0]->dense[c * taps + t];
+    return 0;
+}
+
 static int resolve_step(cpu_model *s, const bw_list *l, const bw_step *st, cpu_step *out) {
     bool moe = l->ops[st->first].code == BW_OP_EXPERTS;
     out->phase = s->n_phases;
     s->n_phases += moe ? CPU_MOE_PHASES : 2;
+    if (l->ops[st->first].code == BW_OP_CONV) return resolve_conv(&l->ops[st->first], out);
     if (moe) return resolve_experts(&s->moe, l, &l->ops[st->first], out);
     out->mats = calloc((size_t)(st->n_lin ? st->n_lin : 1), sizeof *out->mats);
     if (!out->mats) return bw_fail(BW24_E_MEMORY, "out of memory for a step of the plan");
@@ -274,7 +285,10 @@ static int cpu_prepare_list(bw24_model *m, bw_list *l) {
 static void cpu_free_model(bw24_model *m) {
     cpu_model *s = m->priv;
     if (!s) return;
-    for (int i = 0; s->steps && m->n_lists && m->lists[0]->plan && i < m->lists[0]->plan->n_steps; i++) free(s->steps[i].mats);
+    for (int i = 0; s->steps && m->n_lists && m->lists[0]->plan && i < m->lists[0]->plan->n_steps; i++) {
+        free(s->steps[i].mats);
+        free(s->steps[i].conv);
+    }
     for (int i = 0; i < s->n_ropes; i++) {
         free(s->ropes[i].inv);
         free(s->ropes[i].table);
@@ -307,5 +321,5 @@ static bool cpu_kv_supported(const bw_kv_desc *d) { return cpu_kv_page_bytes(d) 
 const bw_backend bw_backend_cpu = {
     .name = "cpu", .kv_page_bytes = cpu_kv_page_bytes, .kv_supported = cpu_kv_supported, .open = cpu_open, .close = cpu_close,
     .prepare_tensor = cpu_prepare_tensor, .prepare_list = cpu_prepare_list, .free_tensor = cpu_free_tensor, .free_model = cpu_free_model,
-    .forward = cpu_forward,
+    .replay = ref_replay, .forward = cpu_forward,
 };

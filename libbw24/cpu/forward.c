@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../ref/recur.h"
 #include "forward.h"
 #include "vecops.h"
 
@@ -59,6 +60,8 @@ static void do_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
     case BW_OP_SCALE: cpu_scale(f->isa, a, op->w[0] ? op->w[0]->dense[0] : (float)op->f[0], y, n); break;
     case BW_OP_GATE: cpu_gate(f->isa, a, c, y, n, f->l->bufs[op->buf[2]].width); break;
     case BW_OP_SLICE: ref_slice(a, y, op->i[0], f->l->bufs[op->buf[1]].width / op->i[0], op->i[1], n / op->i[0]); break;
+    case BW_OP_SIGMOID: cpu_map(f->isa, CPU_FN_SIGMOID, a, y, n); break;
+    case BW_OP_DECAY: ref_decay(a, op->w[0]->dense, op->w[1]->dense, y, n); break;
     case BW_OP_ROUTE: route_row(f, index, i); break;
     case BW_OP_GLU: cpu_glu(f->isa, (enum bw_act)op->i[0], a, c, y, n); break;
     case BW_OP_ROPE: rope_row(f, index, set, i); break;
@@ -309,6 +312,7 @@ static void step_op(const fwd *f, cpu_phase *p, int step, const bw_step *st, con
     switch (a.op->code) {
     case BW_OP_PICK_ROWS: run_phase(f, p, set->n, pick_range, &a, tid); break;
     case BW_OP_EXPERTS: step_experts(f, p, step, st->first, set, tid); break;
+    case BW_OP_CONV: case BW_OP_DELTA: step_fold(f, p, step, st->first, tid); break;
     default: step_attend(f, p, st->first, set, tid); break;
     }
 }

@@ -33,5 +33,7 @@ void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, in
 /* forward_moe.c */
 void route_row(const fwd *f, int index, int64_t i);
 void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);
+/* forward_fold.c */
+void step_fold(const fwd *f, cpu_phase *p, int step, int index, int tid);
 
 #endif

@@ -24,6 +24,7 @@ typedef struct cpu_step {
     cpu_mat *mats;      /* [n_lin], biases bound; EXPERTS: gate, up, down of each expert, scales bound */
     bool quant, floats; /* which forms of the input its matrices read */
     int64_t tiles;      /* of all matrices; of one when a GLU joins two */
+    float *conv;        /* CONV: the weights [taps][channels] */
     int n_active;       /* EXPERTS: experts with rows in the pass in hand; a step's own, because late threads still ask for it */
     int phase;          /* first of its phases in cpu_model.phases */
 } cpu_step;

@@ -8,8 +8,10 @@
 #include "attend.h"
 #include "dot.h"
 #include "elementwise.h"
+#include "fold.h"
 #include "linear.h"
 #include "moe.h"
+#include "recur.h"
 
 enum { BLOCK_FROM = 3, LINEAR_CHUNK = 1024 /* weight rows between two looks at the cancel flag */ };
 
@@ -166,6 +168,8 @@ static int do_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int 
     case BW_OP_SCALE: ref_scale(b[1], op->w[0] ? op->w[0]->dense[0] : (float)op->f[0], b[0], n); break;
     case BW_OP_GATE: ref_gate(b[1], b[2], b[0], n, r->l->bufs[op->buf[2]].width); break;
     case BW_OP_SLICE: ref_slice(b[1], b[0], op->i[0], r->l->bufs[op->buf[1]].width / op->i[0], op->i[1], n / op->i[0]); break;
+    case BW_OP_SIGMOID: ref_sigmoid(b[1], b[0], n); break;
+    case BW_OP_DECAY: ref_decay(b[1], op->w[0]->dense, op->w[1]->dense, b[0], n); break;
     case BW_OP_ROUTE: return do_route(r, op, i);
     case BW_OP_EXPERTS: return do_experts(r, op, i);
     case BW_OP_GLU: ref_glu((enum bw_act)op->i[0], b[1], b[2], b[0], n); break;
@@ -177,6 +181,24 @@ static int do_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int 
     default: return bw_fail(BW24_E_UNSUPPORTED, "backend ref has no op %s", bw_op_name(op->code));
     }
     return 0;
+}
+
+static float *fold_row(const void *arg, int buf, int64_t i) { return row_of(arg, buf, (int)i); }
+
+static int do_fold(const ref_run *r, const bw_op *op) {
+    fold_rows rows = {fold_row, r};
+    int rc = 0;
+    for (int i = 0; i < r->b->n_seqs && !rc; i++) {
+        rc = cancelled(r);
+        if (!rc) rc = ref_fold(r->l, op, &r->b->seqs[i], r->b->order, &rows);
+    }
+    return rc;
+}
+
+/* ops that go through their rows by themselves */
+static bool whole(enum bw_opcode c) { return c == BW_OP_LINEAR || c == BW_OP_CONV || c == BW_OP_DELTA; }
+static int do_whole(const ref_run *r, const bw_op *op, const bw_rowset *rows) {
+    return op->code == BW_OP_LINEAR ? do_linear(r, op, rows) : do_fold(r, op);
 }
 
 static int numeric_fault(const bw_list *l, int op) {
@@ -209,8 +231,8 @@ static int ref_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logi
     for (int o = 0; o < l->n_ops && !rc; o++) {
         const bw_op *op = &l->ops[o];
         const bw_rowset *rows = bw_rows_of(l, b, op->buf[0]);
-        if (op->code == BW_OP_LINEAR) rc = do_linear(&r, op, rows);
-        for (int i = 0; i < rows->n && !rc && op->code != BW_OP_LINEAR; i++) {
+        if (whole(op->code)) rc = do_whole(&r, op, rows);
+        for (int i = 0; i < rows->n && !rc && !whole(op->code); i++) {
             rc = cancelled(&r);
             if (!rc) rc = do_row(&r, op, rows, i);
         }
@@ -240,5 +262,5 @@ static void ref_free_model(bw24_model *m) { (void)m; }
 const bw_backend bw_backend_ref = {
     .name = "ref", .kv_page_bytes = ref_kv_page_bytes, .kv_supported = ref_kv_supported, .open = ref_open, .close = ref_close,
     .prepare_tensor = ref_prepare_tensor, .prepare_list = ref_prepare_list, .free_tensor = ref_free_tensor, .free_model = ref_free_model,
-    .forward = ref_forward,
+    .replay = ref_replay, .forward = ref_forward,
 };

@@ -41,6 +41,9 @@ class Params:
     def bool(self, key: str, default: Any = _REQUIRED) -> bool:
         return self._get(key, bool, default)
 
+    def list(self, key: str, default: Any = _REQUIRED) -> list[Any]:
+        return self._get(key, list, default)
+
     def str(self, key: str, default: Any = _REQUIRED) -> str:
         return self._get(key, str, default)
 
@@ -55,6 +58,7 @@ class ListBuilder:
         self.shapes = shapes  # tensor name -> ne, ne[0] = columns
         self.bufs: dict[str, int] = {}
         self.kvs: dict[str, tuple[int, int, int]] = {}  # name -> (heads, dim, window)
+        self.states: dict[str, int] = {}  # name -> floats
         self._lines: list[str] = []
 
     def has(self, tensor: str) -> bool:
@@ -82,6 +86,11 @@ class ListBuilder:
         self.kvs[name] = (heads, dim, window)
         return name
 
+    def state(self, name: str, floats: int) -> str:
+        """Declares what one CONV or DELTA carries from token to token."""
+        self.states[name] = floats
+        return name
+
     def __getattr__(self, name: str):
         op = name.upper()
         if name.startswith("_") or op not in abi.ops():
@@ -100,4 +109,5 @@ class ListBuilder:
         """The list as the library reads it."""
         head = [f"BUF {n} {w}" for n, w in self.bufs.items()]
         head += [f"KV {n} heads={h} dim={d} window={w}" for n, (h, d, w) in self.kvs.items()]
+        head += [f"STATE {n} {size}" for n, size in self.states.items()]
         return "\n".join(head + self._lines) + "\n"

@@ -73,8 +73,10 @@ def qkv(b: ListBuilder, d: Dims, p: str, x: str) -> None:
         b.linear(y=name, x=x, w=f"{p}attn_{name}.weight", b=bias if b.has(bias) else None)
 
 
-def attend(b: ListBuilder, d: Dims, layer: int, *, style: str, base: float, scale: float = 1.0, window: int = 0, factors: str | None = None) -> str:
-    """Rotates q and k, appends to the layer's KV cache and attends. In the last layer only the wanted rows go on. Returns the output's buffer."""
+def attend(b: ListBuilder, d: Dims, layer: int, *, style: str, base: float, scale: float = 1.0, window: int = 0, factors: str | None = None,
+           also: tuple[str, ...] = ()) -> str:
+    """Rotates q and k, appends to the layer's KV cache and attends. In the last layer only the wanted rows go on, of the buffers `also` too. Returns
+    the output's buffer."""
     rope = {"dim": d.head_dim, "rot": d.rot, "style": style, "base": base, "scale": scale, "ff": factors}
     b.rope(x="q", heads=d.heads, **rope)
     b.rope(x="k", heads=d.kv_heads, **rope)
@@ -82,8 +84,8 @@ def attend(b: ListBuilder, d: Dims, layer: int, *, style: str, base: float, scal
     b.kv_append(k="k", v="v", kv=kv)
     last = "_want" if layer == d.layers - 1 else ""
     if last:
-        b.pick_rows(y=b.buf("q_want", d.heads * d.head_dim), x="q")
-        b.pick_rows(y=b.buf("x_want", d.width), x="x")
+        for name in ("q", "x", *also):
+            b.pick_rows(y=b.buf(name + "_want", b.bufs[name]), x=name)
     out = b.buf("att" + last, d.heads * d.head_dim)
     b.attend(y=out, q="q" + last, kv=kv, heads=d.heads, scale=d.head_dim**-0.5)
     return out
