@@ -49,7 +49,7 @@ def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], in
     """A subcommand with its options from the flags table. `model`: takes the model as first positional argument or -m."""
     epilog = "examples:\n" + "".join(f"  {line}\n" for line in examples.strip().splitlines())
     parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog)
-    names = (["model"] if model else []) + list(options)
+    names = (["model", "weights"] if model else []) + list(options)
     if model:
         parser.add_argument("model_position", metavar="MODEL", nargs="?", help=flags.BY_NAME["model"].help + " (default: smollm2)")
     for title in dict.fromkeys(flags.BY_NAME[n].group for n in names):
@@ -82,7 +82,10 @@ def open_model(args: argparse.Namespace) -> Model:
     if found.note:
         say(found.note)
     args.load_began = time.perf_counter()  # fetching is not loading
-    return source.open_model(found.paths[0])
+    model = source.open_model(found.paths[0], args.weights)
+    if note := getattr(model.file, "note", None):
+        say(note)
+    return model
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:

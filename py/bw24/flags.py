@@ -116,7 +116,7 @@ GROUPS = {
     "prompt": ("prompt", "prompt_ids", "chat", "system"),
     "sampling": ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
                  "logit_bias", "seed", "stop"),
-    "engine": ("threads", "ctx", "kv", "prefill"),
+    "engine": ("weights", "threads", "ctx", "kv", "prefill"),
     "rollback seams (same bits, slower)": ("backend", "isa", "fuse", "repack"),
 }
 
@@ -126,6 +126,8 @@ TABLE: tuple[Flag, ...] = (
          "BW24_MODEL", "MODEL", test="test_cli.py::test_model_by_option_and_position"),
     Flag("threads", RUNTIME, int, None, "threads that compute", "--threads", "-t", "BW24_THREADS", "N", low=1, high=1024,
          shown_default="physical cores", test=_ENGINE),
+    Flag("weights", RUNTIME, str, "auto", "of a checkpoint directory: auto reads large float matrices as Q8_0, keep keeps their values, slower",
+         "--weights", None, "BW24_WEIGHTS", "HOW", choices=("auto", "keep"), test="test_convert.py::test_weights_keep_is_said_and_kept"),
     Flag("ctx", RUNTIME, int, None, "most tokens of prompt and reply together", "--ctx", "-c", "BW24_CTX", "N", low=1, high=1 << 24,
          shown_default="the model's own, less where memory is short", test=_ENGINE),
     Flag("kv", RUNTIME, "kv", None, "format of the KV cache: " + KV_HELP, "--kv", None, "BW24_KV",

@@ -50,11 +50,13 @@ class Checkpoint:
         self.targets, self.generated = build(self.family, sources)
         if "token_embd.weight" not in self.targets:
             raise Bw24Error(f"{quote(str(path), 4096)}: the embedding is missing")
+        self.scale_of: dict[str, str] = {}  # sidecar -> the 4-bit tensor that it belongs to
         for target in self.targets.values():
             for name, values in st_tensor.sidecars(target).items():
-                self.generated[name] = self._with_scale(name, values)
+                self.generated[name], self.scale_of[name] = self._with_scale(name, values), target.name
         self.tensors = self._infos()
         self.metadata = self._metadata(shards.folder, keys)
+        self.name = quote(str(path), 4096)
         self.note = self._say()
 
     def _with_scale(self, name: str, values: np.ndarray) -> np.ndarray:
