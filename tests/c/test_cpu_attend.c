@@ -191,6 +191,16 @@ typedef struct cache {
     uint8_t *ref[MAX_PAGES], *cpu[MAX_PAGES];
 } cache;
 
+/* values of a key: v_scale > 0 that magnitude; WIDE any exponent; ZEROS -0 and the least negative number, whose products vanish to -0,
+ * but 1 for the last key, so that adding +0 for a key that a row may not see shows */
+#define WIDE 0.0f
+#define ZEROS -1.0f
+static void fill_values(float *v, int n, float v_scale, int last) {
+    fill(v, n, v_scale > 0 ? v_scale : 1.0f);
+    for (int i = 0; i < n && v_scale == WIDE; i++) v[i] = ldexpf(v[i], (int)(bits() % 200) - 100);
+    for (int i = 0; i < n && v_scale == ZEROS; i++) v[i] = last ? 1.0f : bits() & 1 ? -0.0f : -0x1p-149f;
+}
+
 static cache cache_new(int kt, int vt, int heads, int dim, int64_t len, float scale, float v_scale) {
     cache c = {.kv = {heads, dim, bw_type(kt), bw_type(vt)}, .len = len};
     size_t rb = ref_kv_page_bytes(&c.kv), cb = cpu_kv_page_bytes(&c.kv);
@@ -204,8 +214,8 @@ static cache cache_new(int kt, int vt, int heads, int dim, int64_t len, float sc
             memset(c.cpu[j / 64], 0xff, cb); /* NaN in the float formats: slots that no one wrote must not matter */
         }
         fill(k, n, scale);
-        fill(v, n, v_scale);
-        if (j % 7 == 0) memset(v, 0, sizeof(float) * (size_t)(n / 2));
+        fill_values(v, n, v_scale, j == len - 1);
+        if (j % 7 == 0 && v_scale > 0) memset(v, 0, sizeof(float) * (size_t)(n / 2));
         if (j % 11 == 0) memset(k, 0, sizeof(float) * (size_t)(n / 3));
         if (ref_kv_append(&c.kv, c.ref[j / 64], (int)(j % 64), k, v)) FAIL("reference append");
         if (cpu_kv_append(&c.kv, c.cpu[j / 64], (int)(j % 64), k, v)) FAIL("append");
@@ -298,6 +308,11 @@ static void test_extremes(void) {
             attend_case(&c, 1, 2, 0, big == 0 ? 10.0f : big == 1 ? 30.0f : 300.0f);
             cache_free(&c);
         }
+    }
+    for (int i = 0; i < 12; i++) {
+        cache c = cache_new(0, 0, 1, 64, 150 + i, 1.0f, i & 1 ? WIDE : ZEROS);
+        attend_case(&c, 8, 3, i & 2 ? 70 : 0, i < 4 ? 10.0f : i < 8 ? 30.0f : 100.0f);
+        cache_free(&c);
     }
 }
 
