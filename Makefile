@@ -122,6 +122,7 @@ test-full: all ## the same and the full golden sets: BW24_GOLDENS=DIR make test-
 soak: all ## long runs: an hour of fuzzing, every gate on the real model
 	$(PYTHON) -m bw24 gate --full
 	$(PYTHON) tests/fuzz_gguf.py --seconds $(or $(SECONDS_TO_RUN),3600)
+	$(PYTHON) tests/fuzz_safetensors.py --seconds $(or $(SECONDS_TO_RUN),60)
 
 check: all ## every kernel against the reference, then the exactness gates on the default model
 	$(PYTHON) -m bw24 kernel-check
@@ -129,6 +130,7 @@ check: all ## every kernel against the reference, then the exactness gates on th
 
 fuzz: all ## a minute of broken model files
 	$(PYTHON) tests/fuzz_gguf.py --seconds $(or $(SECONDS_TO_RUN),60)
+	$(PYTHON) tests/fuzz_safetensors.py --seconds $(or $(SECONDS_TO_RUN),10)
 
 ASAN := $(shell $(CC) -print-file-name=libasan.so):$(shell $(CC) -print-file-name=libubsan.so)
 sanitize: all ## the C tests, then whole models from Python, under the address and undefined-behaviour sanitizers
