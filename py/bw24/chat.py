@@ -18,7 +18,7 @@ from .errors import Bw24Error
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "apply"]
+__all__ = ["ChatTemplate", "apply", "encode"]
 
 MAX_SOURCE = 1 << 20  # characters of a template; the longest published ones have 20,000
 RENDER_SECONDS = 10.0  # of computing. Milliseconds are usual, but Gemma 4's template looks back from each message: 800 take a second
@@ -93,7 +93,12 @@ def apply(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mappi
     Special tokens in the text are parsed; one BOS stands in front where the vocabulary adds one, whether or not the template writes it; no
     EOS is added, for the prompt goes on.
     """
-    ids = tokenizer.encode(template.render(messages, **kwargs), add_special=False, parse_special=True)
+    return encode(tokenizer, template.render(messages, **kwargs))
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a rendered conversation."""
+    ids = tokenizer.encode(text, add_special=False, parse_special=True)
     if tokenizer.adds_bos:
         while ids[:1] == [tokenizer.bos_id]:
             del ids[0]

@@ -111,12 +111,14 @@ _READ = "test_flags.py::test_variables_reach_their_readers"
 _MAKE = "test_flags.py::test_makefile_reads_its_variables"
 _PROMPT = "test_cli.py::test_gen_prompt_sources"
 _CHAT = "test_cli.py::test_raw_and_chat_template"
+_SERVE = "test_server_app.py::test_settings_come_from_options_and_variables"
 
 GROUPS = {
     "prompt": ("prompt", "prompt_ids", "chat", "system"),
     "sampling": ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
                  "logit_bias", "seed", "stop"),
     "engine": ("weights", "threads", "ctx", "kv", "prefill"),
+    "server": ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts"),
     "rollback seams (same bits, slower)": ("backend", "isa", "fuse", "repack"),
 }
 
@@ -189,6 +191,28 @@ TABLE: tuple[Flag, ...] = (
          test="test_generate.py::test_stop_string_never_leaks"),
     Flag("json", RUNTIME, bool, False, "end with one JSON object on standard output", "--json",
          test="test_cli.py::test_json_is_one_object"),
+    # ---- the server
+    Flag("host", RUNTIME, str, "127.0.0.1", "address to serve at; others than this machine's own need --api-key-file", "--host", None,
+         "BW24_HOST", "ADDRESS", test=_SERVE),
+    Flag("port", RUNTIME, int, 8080, "port to serve at", "--port", None, "BW24_PORT", "N", low=1, high=65535, test=_SERVE),
+    Flag("alias", RUNTIME, str, None, "further names that requests may give the model, with commas between; *: any", "--alias", None,
+         "BW24_ALIAS", "NAMES", test=_SERVE),
+    Flag("api_key_file", MACHINE, str, None, "file of API keys, one a line; requests must then carry one", "--api-key-file", None,
+         "BW24_API_KEY_FILE", "FILE", shown_default="no key is asked for", test=_SERVE),
+    Flag("cors", RUNTIME, str, None, "web origins whose pages may call the server, with commas between; *: any", "--cors", None,
+         "BW24_CORS", "ORIGINS", shown_default="the server's own page only", test=_SERVE),
+    Flag("cache_ram", RUNTIME, int, 1024, "MiB of KV cache kept for later prompts that begin alike", "--cache-ram", None,
+         "BW24_CACHE_RAM", "MIB", low=0, high=1 << 24, test=_SERVE),
+    Flag("parallel", RUNTIME, int, 32, "replies that are made at the same time", "--parallel", None, "BW24_PARALLEL", "N", low=1, high=32,
+         test=_SERVE),
+    Flag("queue", RUNTIME, int, 256, "requests that may wait; more are refused with 429", "--queue", None, "BW24_QUEUE", "N", low=1,
+         high=4096, test=_SERVE),
+    Flag("drain", RUNTIME, float, 30.0, "seconds that replies have to end after SIGTERM", "--drain", None, "BW24_DRAIN", "SECONDS", low=0,
+         high=3600, test=_SERVE),
+    Flag("lenient", RUNTIME, bool, False, "1: unknown fields of a request are reported once and ignored, instead of refused", "--lenient",
+         None, "BW24_LENIENT", test=_SERVE),
+    Flag("log_prompts", RUNTIME, bool, False, "1: the log shows prompts and replies", "--log-prompts", None, "BW24_LOG_PROMPTS",
+         test=_SERVE),
     # ---- other programs' variables that are honoured
     Flag("hf_endpoint", MACHINE, str, None, "address of the hub or of a mirror; read by huggingface-hub", variable="HF_ENDPOINT",
          metavar="URL", shown_default="huggingface-hub's own", test="test_hub.py::test_downloads_from_a_mirror"),

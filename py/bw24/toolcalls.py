@@ -41,7 +41,8 @@ Reader = Callable[[str, Schemas], "list[Call] | None"]  # the text between the m
 @dataclass(frozen=True)
 class Format:
     """The marks of one chat format. `think`: (open, close). `call`: (open, close) round what `read` reads; `bare`: the same where the model
-    leaves the outer mark out, and these belong to what is read. `noise`: marks that only wrap others; they never come out."""
+    leaves the outer mark out, and these belong to what is read. `noise`: marks that only wrap others; they never come out. `inner`: special
+    tokens inside a call. `ends`: tokens that end a reply beside the vocabulary's own."""
 
     name: str
     think: tuple[str, str] | None = None
@@ -49,6 +50,8 @@ class Format:
     bare: tuple[str, str] | None = None
     read: Reader | None = None
     noise: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
 
 
 # ---- readers: one per way of writing a call
@@ -231,10 +234,12 @@ HERMES = Format("hermes", call=HERMES_CALL, read=read_json)
 FORMATS: tuple[tuple[Callable[[str], bool], Format], ...] = (
     (lambda t: "<tool_sep" in t and ":opensource" in t,
      Format("hy3", ("<think:opensource>", "</think:opensource>"), ("<tool_call:opensource>", "</tool_call:opensource>"), None, read_keyed,
-            ("<tool_calls:opensource>", "</tool_calls:opensource>"))),
+            ("<tool_calls:opensource>", "</tool_calls:opensource>"), ("<tool_sep:opensource>", "<arg_key:opensource>",
+             "</arg_key:opensource>", "<arg_value:opensource>", "</arg_value:opensource>"))),
     (lambda t: "<minimax:tool_call>" in t, Format("minimax", THINK, ("<minimax:tool_call>", "</minimax:tool_call>"), None, read_invoke)),
     (lambda t: "<|tool_call>" in t and "<|channel>" in t,
-     Format("gemma", ("<|channel>thought", "<channel|>"), ("<|tool_call>", "<tool_call|>"), None, read_gemma, ("<channel|>",))),
+     Format("gemma", ("<|channel>thought", "<channel|>"), ("<|tool_call>", "<tool_call|>"), None, read_gemma, ("<channel|>",),
+            ("<|channel>", _QUOTE), ("<|tool_response>",))),
     (lambda t: "<function=" in t,
      Format("qwen-tags", THINK, HERMES_CALL, ("<function=", "</function>"), read_function_or_json)),
     (lambda t: "<tool_call>" in t, Format("hermes", THINK, HERMES_CALL, None, read_json)),
@@ -270,6 +275,11 @@ class ReplyParser:
         self._said = False  # content or a call came out
         self._mark, self._resume, self._searched = ("", ""), CONTENT, 0  # of the call that is waited for
         self._plain = not (known.think or known.noise or self.calls)
+
+    @property
+    def mode(self) -> str:
+        """REASONING, CONTENT or CALL: what the next text belongs to."""
+        return self._mode
 
     def push(self, text: str) -> list[Part]:
         """The parts that this text completes."""
