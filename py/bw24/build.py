@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import abi
 from .errors import Bw24Error
 from .gguf import get
@@ -31,6 +33,16 @@ class Params:
         if value is not None and not low <= value <= high:
             raise Bw24Error(f"{self.arch}.{key}: expected {low}..{high}, found {value}")
         return value
+
+    def ints(self, key: str, n: int, default: Any = _REQUIRED, *, low: int = 1, high: int = 1 << 24) -> list[int]:
+        """One value for each of n layers: the key holds a list or one number for all."""
+        value = self.metadata.get(f"{self.arch}.{key}")
+        if not isinstance(value, (list, np.ndarray)):
+            return [self.int(key, default, low=low, high=high)] * n
+        values = [int(v) for v in value]
+        if len(values) < n or not all(low <= v <= high for v in values[:n]):
+            raise Bw24Error(f"{self.arch}.{key}: expected {n} values of {low}..{high}, found {values[:64]}")
+        return values[:n]
 
     def float(self, key: str, default: Any = _REQUIRED, *, low: float = 0.0, high: float = 1e12) -> float:
         value = self._get(key, float, default)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..build import ListBuilder, Params
 from ..errors import Bw24Error
@@ -160,8 +161,8 @@ def experts(b: ListBuilder, p: str, x: str, route: str, y: str, act: str) -> Non
     b.experts(y=y, x=x, r=route, act=act, **weights, **scales)
 
 
-def head(b: ListBuilder, d: Dims, cap: float | None = None) -> None:
-    """Final norm and logits of the wanted rows; the embedding serves where the file has no output matrix."""
+def head(b: ListBuilder, d: Any, cap: float | None = None) -> None:
+    """Final norm and logits of the wanted rows, for dimensions d with width and eps; the embedding serves where the file has no output matrix."""
     w = "output.weight" if b.has("output.weight") else "token_embd.weight"
     b.norm(y=b.buf("h_want", d.width), x="x_want", w="output_norm.weight", eps=d.eps)
     b.buf("logits", b.rows(w))

@@ -19,24 +19,20 @@ Ffn = Callable[[ListBuilder, str, str, str, str], None]
 
 @dataclass(frozen=True)
 class Delta:
-    """Sizes of the delta-net layers. order: how value heads map to key heads, "tiled" (head mod key heads) or "grouped" (runs of heads)."""
+    """Sizes of the delta-net layers."""
 
     k_heads: int
     v_heads: int
     dk: int
     dv: int
     taps: int
-    order: str
 
     @staticmethod
     def read(hp: Params) -> Delta:
         kh, vh, inner = hp.int("ssm.group_count", high=1024), hp.int("ssm.time_step_rank", high=1024), hp.int("ssm.inner_size")
         if vh % kh or inner % vh:
             raise Bw24Error(f"{hp.arch}.ssm: {vh} value heads over {kh} key heads and {inner} values do not divide")
-        order = hp.str("ssm.v_head_order", "tiled")
-        if order not in ("tiled", "grouped"):
-            raise Bw24Error(f"{hp.arch}.ssm.v_head_order: expected tiled or grouped, found '{order}'")
-        return Delta(kh, vh, hp.int("ssm.state_size", high=1024), inner // vh, hp.int("ssm.conv_kernel", low=2, high=8), order)
+        return Delta(kh, vh, hp.int("ssm.state_size", high=1024), inner // vh, hp.int("ssm.conv_kernel", low=2, high=8))
 
 
 def recurrent_layers(hp: Params, layers: int) -> list[bool]:
@@ -69,7 +65,7 @@ def delta_net(b: ListBuilder, d: common.Dims, n: Delta, i: int) -> str:
     b.sigmoid(y=beta, x=beta)
     b.decay(y=decay, x=decay, a=p + "ssm_a", dt=p + "ssm_dt.bias")
     state = b.state(f"delta{i}", vd * n.dk)
-    b.delta(y=out, q=q, k=k, v=v, g=decay, b=beta, st=state, heads=n.v_heads, kheads=n.k_heads, order=n.order)
+    b.delta(y=out, q=q, k=k, v=v, g=decay, b=beta, st=state, heads=n.v_heads, kheads=n.k_heads, order="tiled")
     b.norm(y=out, x=out, w=p + "ssm_norm.weight", heads=n.v_heads, eps=d.eps)
     b.glu(y=out, g=z, u=out, act="silu")
     if i < d.layers - 1:
