@@ -3,7 +3,14 @@
 #ifndef BW24_INTERNAL_H
 #define BW24_INTERNAL_H
 
+#ifdef __cplusplus /* the CUDA backend is C++: the same layout under the same names */
+#include <atomic>
+using std::atomic_int;
+using std::atomic_llong;
+extern "C" {
+#else
 #include <stdatomic.h>
+#endif
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -257,4 +264,7 @@ static inline bw_tensor *bw_expert_part(const bw_op *op, int m, int e, int *part
 typedef struct bw_text { char *s; size_t n, cap; } bw_text;
 int bw_textf(bw_text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+#ifdef __cplusplus
+}
+#endif
 #endif
