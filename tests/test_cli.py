@@ -154,6 +154,10 @@ def test_a_mismatch_prints_no_text_and_exits_3(run, tiny, monkeypatch):
     assert code == 3 and "FAIL prefill = decode" in out
 
 
+def test_control_characters_do_not_reach_a_terminal():
+    assert cli_common.terminal_safe("a\x1b[31mb\tc\nd\x9b\x07é") == "a\ufffd[31mb\tc\nd\ufffd\ufffdé"
+
+
 # ---- settings
 
 

@@ -122,6 +122,14 @@ def progress_bar(label: str, unit: str) -> Iterator[Callable[[int, int], None] |
         yield update
 
 
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+
+
+def terminal_safe(text: str) -> str:
+    """Text that a model wrote, without control characters: it may repeat what a hostile document told it to send to the terminal."""
+    return text.translate(CONTROLS)
+
+
 def write(text: str) -> None:
     """A piece of the result, on standard output, at once."""
     sys.stdout.write(text)

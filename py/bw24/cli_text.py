@@ -25,6 +25,7 @@ from .cli_common import (
     read_ids,
     read_text,
     say,
+    terminal_safe,
     write,
     write_json,
 )
@@ -197,11 +198,12 @@ def stream(reply: Generation, echo: bool) -> str:
     from .generate import INTERRUPTED
 
     pieces: list[str] = []
+    terminal = sys.stdout.isatty()
 
     def put(piece: str) -> None:
         pieces.append(piece)
         if echo:
-            write(piece)
+            write(terminal_safe(piece) if terminal else piece)
 
     try:
         for piece in reply:
