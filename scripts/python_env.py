@@ -1,14 +1,15 @@
 """What the Makefile asks of the interpreter and of git. Knows no compiler and no model.
 
-check      exits 1 with the line to type where packages cannot be installed (an externally managed interpreter, a Python too old)
-installed  exits 0 when this checkout is installed here, editable, and nothing in setup.cfg changed since
-revision   prints the git revision of the C sources' checkout, with + where they differ from it
+check              exits 1 with the line to type where packages cannot be installed (an externally managed interpreter, a Python too old)
+installed [EXTRA]  exits 0 when this checkout is installed here, editable, nothing in setup.cfg changed since, and the extra's packages are there
+revision           prints the git revision of the C sources' checkout, with + where they differ from it
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -32,13 +33,17 @@ def check() -> int:
     return 0
 
 
-def installed() -> int:
+def installed(extra: str = "") -> int:
     try:
         package = importlib.metadata.distribution("bw24")
         where = json.loads(package.read_text("direct_url.json") or "{}")
         record = next(f.locate() for f in package.files or [] if f.name == "RECORD")
         newest = max((ROOT / name).stat().st_mtime for name in ("setup.cfg", "pyproject.toml"))
         same = where.get("url") == ROOT.as_uri() and where.get("dir_info", {}).get("editable", False)
+        for requirement in package.requires or []:
+            name, _, marker = requirement.partition(";")
+            if extra and f"'{extra}'" in marker.replace('"', "'"):
+                importlib.metadata.distribution(re.split(r"[^\w.-]", name.strip())[0])
         return 0 if same and Path(record).stat().st_mtime >= newest else 1
     except (importlib.metadata.PackageNotFoundError, StopIteration, OSError, ValueError):
         return 1
@@ -59,6 +64,6 @@ def revision() -> int:
 
 if __name__ == "__main__":
     jobs = {"check": check, "installed": installed, "revision": revision}
-    if len(sys.argv) != 2 or sys.argv[1] not in jobs:
-        sys.exit(f"usage: python_env.py {'|'.join(jobs)}")
-    sys.exit(jobs[sys.argv[1]]())
+    if len(sys.argv) < 2 or sys.argv[1] not in jobs:
+        sys.exit(f"usage: python_env.py {'|'.join(jobs)} [extra]")
+    sys.exit(jobs[sys.argv[1]](*sys.argv[2:]))
