@@ -6,8 +6,9 @@ CC     ?= cc
 BUILD  ?= build/obj
 SO     ?= py/bw24/libbw24.so
 MACHINE := $(shell uname -m)
-ifneq ($(shell uname -s),Linux)
-$(error bw24 builds on Linux only, found $(shell uname -s))
+SYSTEM  := $(shell uname -s)
+ifneq ($(SYSTEM),Linux)
+$(error bw24 builds on Linux only, found $(SYSTEM))
 endif
 
 # ---- flags: the numeric program needs IEEE arithmetic without contraction (docs/numerics.md), so these are not a matter of taste
@@ -25,16 +26,19 @@ endif
 AVX512  := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 AVXVNNI := -mavxvnni
 
-# ---- variants with their own object folder: SAN=1 (address and undefined-behaviour sanitizers), FAULT=n (seeded fault n, for the tests of the gates)
+# ---- variants: SAN=1 (address and undefined-behaviour sanitizers; own object folder), FAULT=n (seeded fault n, for the tests of the gates; only the
+# file with the fault is compiled again)
 ifeq ($(SAN),1)
 BUILD := build/san
 OPT   := -O1 -g1 -fno-var-tracking -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 SO    := $(BUILD)/libbw24.so
 endif
 ifneq ($(FAULT),)
-BUILD := build/fault$(FAULT)
-EXTRA := -DBW24_FAULT=$(FAULT)
-SO    := $(BUILD)/libbw24.so
+SO     := $(BUILD)/fault$(FAULT)/libbw24.so
+FAULTY := $(shell grep -l 'BW_SEEDED($(FAULT),' $(C_FILES))
+ifeq ($(FAULTY),)
+$(error FAULT=$(FAULT): no source file has a BW_SEEDED($(FAULT), ...), see libbw24/fault.h)
+endif
 endif
 
 # ---- CUDA: taken when nvcc is found; CUDA=0 leaves it out, CUDA=1 insists. CUARCH: the card of this machine, else the two that every push compiles
@@ -56,7 +60,8 @@ else
 LINK      := $(CC) -shared $(OPT) -Wl,-z,defs
 endif
 
-OBJ     := $(C_FILES:%.c=$(BUILD)/%.o)
+OBJ     := $(filter-out $(FAULTY),$(C_FILES))
+OBJ     := $(OBJ:%.c=$(BUILD)/%.o) $(FAULTY:%.c=$(dir $(SO))%.o)
 C_TESTS := $(patsubst tests/c/%.c,$(BUILD)/tests/%,$(wildcard tests/c/test_*.c))
 PYTEST  := $(PYTHON) -m pytest
 JOBS     = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) # all cores, unless -j was given
@@ -64,7 +69,7 @@ JOBS     = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) # all cores, unles
 SANITIZED := tests/test_gate.py tests/test_sampling.py tests/test_gguf_hostile.py
 PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: all lib install test test-full ctest soak check lint fuzz sanitize cuda-objects wheel clean help FORCE
+.PHONY: all lib install test test-full test-faults ctest soak check lint fuzz sanitize cuda-objects wheel clean help FORCE
 
 all: ## build the library and install the Python package (the default)
 	@$(PYTHON) scripts/python_env.py check
@@ -85,6 +90,11 @@ $(SO): $(OBJ) $(CU_OBJ) $(BUILD)/flags
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@ $<
+ifneq ($(FAULT),)
+$(FAULTY:%.c=$(dir $(SO))%.o): $(dir $(SO))%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DBW24_FAULT=$(FAULT) -c -o $@ $<
+endif
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(BW24_NVCC) $(NVCCFLAGS) -c -o $@ $<
@@ -110,14 +120,18 @@ ctest: $(C_TESTS) ## the C tests alone
 	@for t in $(C_TESTS); do echo "== $$t"; $$t || exit 1; done
 
 test: all ## everything a change must pass, from the fixtures in the tree (at most 5 minutes)
-	@$(PYTHON) -c 'import pytest, gguf' 2>/dev/null || $(PIP) --editable '.[test]'
+	@$(PYTHON) scripts/python_env.py installed test || $(PIP) --editable '.[test]'
 	@$(MAKE) --no-print-directory $(JOBS) ctest
 	$(PYTEST) tests
 
 test-full: all ## the same and the full golden sets: BW24_GOLDENS=DIR make test-full
+	@$(PYTHON) scripts/python_env.py installed test || $(PIP) --editable '.[test]'
 	@test -d "$(BW24_GOLDENS)" || { echo "test-full needs BW24_GOLDENS=DIR, the folder of the golden sets" >&2; exit 2; }
 	@$(MAKE) --no-print-directory $(JOBS) ctest
 	BW24_GOLDENS="$(abspath $(BW24_GOLDENS))" $(PYTEST) tests
+
+test-faults: all ## builds with seeded faults against every gate: which gate catches what (a quarter of an hour)
+	$(PYTEST) tests/test_faults.py --faults -s
 
 soak: all ## long runs: an hour of fuzzing, every gate on the real model
 	$(PYTHON) -m bw24 gate --full
@@ -134,7 +148,7 @@ fuzz: all ## a minute of broken model files
 
 ASAN := $(shell $(CC) -print-file-name=libasan.so):$(shell $(CC) -print-file-name=libubsan.so)
 sanitize: all ## the C tests, then whole models from Python, under the address and undefined-behaviour sanitizers
-	@$(PYTHON) -c 'import pytest, gguf' 2>/dev/null || $(PIP) --editable '.[test]'
+	@$(PYTHON) scripts/python_env.py installed test || $(PIP) --editable '.[test]'
 	@$(MAKE) --no-print-directory $(JOBS) SAN=1 CUDA=0 ctest lib
 	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 BW24_LIBRARY=build/san/libbw24.so $(PYTEST) $(SANITIZED)
 
