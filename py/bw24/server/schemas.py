@@ -102,12 +102,13 @@ CHAT = Record({
     "reasoning_effort": Choice(*EFFORTS).says("how much the model thinks, where its template can say so"),
     "chat_template_kwargs": Free().says("variables of the model's chat template"),
     "metadata": Dict(Text()).says(HINT), "safety_identifier": Text().says(HINT), "prompt_cache_key": Text().says(HINT),
+    "prompt_cache_options": Record({"mode": Only("implicit", why="every prompt is cached"), "ttl": Choice("30m")}).says(HINT),
     "prompt_cache_retention": Choice("in_memory", "in-memory", "24h").says(HINT),
     "service_tier": Only("auto", "default", why="there is one tier").says(HINT),
     "store": Only(False, why="replies are not stored").says(HINT),
     "modalities": Only(["text"], why=NO_IMAGES).says(HINT),
     "verbosity": Only("medium", why="models here have no such control").says(HINT),
-    "audio": Refused(NO_IMAGES), "web_search_options": Refused("there is no web search"),
+    "moderation": Refused("there is no moderation model"), "audio": Refused(NO_IMAGES), "web_search_options": Refused("there is no web search"),
     "prediction": Refused("predicted outputs are not supported"),
     "functions": Refused("deprecated; use tools"), "function_call": Refused("deprecated; use tool_choice"),
 })
@@ -164,6 +165,8 @@ BLOCK = Tagged({
 _ANTHROPIC_TOOL = Tagged({"custom": Record({
     "name": Text(1, 128).need(), "description": Text(), "input_schema": Free().need(), "cache_control": _CACHE,
     "strict": Bool().says("true: the input is held to the schema"),
+    "allowed_callers": Only(["direct"], why="the model calls tools itself"), "defer_loading": Only(False, why="there is no tool search"),
+    "input_examples": Refused("put the examples in the description"),
     "eager_input_streaming": Bool().says("accepted: a call is always sent whole, once it is valid")})}, default="custom")
 _PARALLEL = {"disable_parallel_tool_use": Bool()}
 _ANTHROPIC_BASE: dict[str, Kind] = {
@@ -185,7 +188,10 @@ MESSAGES = Record({
     "max_tokens": Int(1, MANY).need(), "stream": Bool(), "stop_sequences": List(Text(1, 1000), 0, 64),
     "temperature": Number(0, 1), "top_p": Number(0, 1), "top_k": Int(0, 1 << 24),
     "metadata": Record({"user_id": Text()}).says(HINT), "service_tier": Choice("auto", "standard_only").says(HINT),
-    "container": Refused("there are no containers"), "mcp_servers": Refused("there are no server tools"),
+    "speed": Only("standard", why="there is one speed").says(HINT), "inference_geo": Refused("inference happens where this server runs"),
+    "diagnostics": Refused("cache misses are not explained"), "user_profile_id": Refused("there are no profiles"),
+    "workspace_id": Refused("there are no workspaces"), "container": Refused("there are no containers"),
+    "mcp_servers": Refused("there are no server tools"),
 })
 COUNT = Record(_ANTHROPIC_BASE)
 
