@@ -35,7 +35,7 @@ SO    := $(BUILD)/libbw24.so
 endif
 ifneq ($(FAULT),)
 SO     := $(BUILD)/fault$(FAULT)/libbw24.so
-FAULTY := $(shell grep -l 'BW_SEEDED($(FAULT),' $(C_FILES))
+FAULTY := $(shell grep -l 'BW_SEEDED.$(FAULT),' $(C_FILES))
 ifeq ($(FAULTY),)
 $(error FAULT=$(FAULT): no source file has a BW_SEEDED($(FAULT), ...), see libbw24/fault.h)
 endif

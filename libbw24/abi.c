@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "canon.h"
+#include "fault.h"
 #include "internal.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -49,7 +50,7 @@ bw_fpenv bw_fpenv_enter(void) {
     bw_fpenv e;
 #if defined(__x86_64__)
     e.saved = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* all exceptions masked, round to nearest, FTZ and DAZ off */
+    _mm_setcsr(BW_SEEDED(17, (unsigned)e.saved, 0x1f80)); /* all exceptions masked, round to nearest, FTZ and DAZ off */
 #else
     e.saved = (uint64_t)fegetround();
     fesetround(FE_TONEAREST);

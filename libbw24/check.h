@@ -6,7 +6,7 @@
 
 enum { CHECK_TENSORS = 8, CHECK_STEPS = 4, CHECK_TOKENS = 36 };
 
-typedef struct check_tensor { char name[16]; const bw_type_info *type; int64_t ne[2]; const void *data; float scale; } check_tensor;
+typedef struct check_tensor { char name[16]; const bw_type_info *type; int64_t ne[3]; const void *data; float scale; } check_tensor;
 
 typedef struct check_case {
     bw24_ctx *ctx;          /* under test */
@@ -44,7 +44,7 @@ typedef struct check_generator {
     int (*count)(const check_case *c);
     int (*make)(check_case *c, int i);
 } check_generator;
-extern const check_generator bw_check_rows, bw_check_linear, bw_check_attend, bw_check_model;
+extern const check_generator bw_check_rows, bw_check_linear, bw_check_attend, bw_check_moe, bw_check_model;
 
 int check_skip(check_case *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void check_name(check_case *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

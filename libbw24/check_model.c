@@ -53,7 +53,7 @@ static int make_linear(check_case *c, const bw_op *op) {
     const bw_tensor *w = op->w[0];
     check_name(c, "LINEAR %s %lldx%lld of the model (%.40s)", w->type->name, (long long)w->ne[1], (long long)w->ne[0], w->name);
     if (!check_input(c, "x", w->ne[0])) return memory();
-    c->tensors[c->n_tensors++] = (check_tensor){"w", w->type, {w->ne[0], w->ne[1]}, w->data, w->scale};
+    c->tensors[c->n_tensors++] = (check_tensor){"w", w->type, {w->ne[0], w->ne[1], 1}, w->data, w->scale};
     BW_TRY(check_line(c, "BUF y %lld\nLINEAR y=y x=x w=w", (long long)w->ne[1]));
     c->rows[c->n_steps++] = 1;
     c->rows[c->n_steps++] = w->ne[0] * w->ne[1] > 1 << 24 ? 9 : 33;
@@ -64,7 +64,7 @@ static int make_norm(check_case *c, const bw_list *l, const bw_op *op) {
     int64_t width = l->bufs[op->buf[0]].width, n = width / op->i[0];
     check_name(c, "NORM %d heads of %lld of the model", op->i[0], (long long)n);
     if (!check_input(c, "x", width)) return memory();
-    if (op->w[0]) c->tensors[c->n_tensors++] = (check_tensor){"w", op->w[0]->type, {n, 1}, op->w[0]->data, 1.0f};
+    if (op->w[0]) c->tensors[c->n_tensors++] = (check_tensor){"w", op->w[0]->type, {n, 1, 1}, op->w[0]->data, 1.0f};
     BW_TRY(check_line(c, "BUF y %lld\nNORM y=y x=x %s heads=%d eps=%.17g kind=%s", (long long)width, op->w[0] ? "w=w" : "", op->i[0],
                       op->f[0], op->i[1] ? "l2" : "rms"));
     c->rows[c->n_steps++] = 1;

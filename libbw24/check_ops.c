@@ -22,7 +22,7 @@ static void *tensor(check_case *c, const char *name, const char *type, int64_t n
     return data;
 }
 
-/* ---- row ops: NORM, ROPE, GLU, ADD, SCALE, SOFTCAP, EMBED, PICK_ROWS */
+/* ---- row ops: NORM, ROPE, GLU, ADD, SCALE, SOFTCAP, GATE, SLICE, EMBED, PICK_ROWS */
 static const int widths[] = {1, 31, 32, 33, 255, 256, 257, 576, 640, 1536, 5120, 17408};
 typedef struct rope_shape { int heads, dim, rot, norm; double base, scale; int64_t pos; bool factors; } rope_shape;
 static const rope_shape ropes[] = {
@@ -31,9 +31,10 @@ static const rope_shape ropes[] = {
     {2, 80, 20, 0, 500000, 1, 131071, 0}, {3, 48, 48, 1, 500000, 1, 77, 1},
     {5, 96, 34, 1, 10000, 1, 1000000, 1},
 };
-enum { KINDS = 10 };
+enum { KINDS = 13 };
 static const char *const kind_ops[KINDS] = {"NORM weight", "NORM plain", "NORM l2", "NORM 2 heads", "GLU silu",
-                                            "GLU gelu",    "ADD",        "SCALE",   "SOFTCAP",      "PICK_ROWS"};
+                                            "GLU gelu",    "ADD",        "SCALE",   "SOFTCAP",      "PICK_ROWS",
+                                            "GATE",        "GATE by runs", "SLICE"};
 
 static int make_norm(check_case *c, int kind, int64_t n) {
     int heads = kind == 3 ? 2 : 1;
@@ -43,6 +44,16 @@ static int make_norm(check_case *c, int kind, int64_t n) {
     BW_TRY(check_line(c, "NORM y=y x=x %s heads=%d eps=%s kind=%s", kind == 1 ? "" : "w=w", heads, kind == 2 ? "1e-12" : "1e-06",
                       kind == 2 ? "l2" : "rms"));
     return check_end(c, "y", n * heads);
+}
+
+/* GATE by one value each and by one value for 3; SLICE of the middle third */
+static int make_parts(check_case *c, int kind, int64_t n) {
+    int64_t width = kind == 10 ? n : 3 * n;
+    if (!check_input(c, "x", width) || (kind < 12 && !check_input(c, "z", n))) return memory();
+    BW_TRY(check_line(c, "BUF y %lld", (long long)(kind == 12 ? n : width)));
+    if (kind < 12) BW_TRY(check_line(c, "GATE y=y x=x g=z"));
+    else BW_TRY(check_line(c, "SLICE y=y x=x from=%lld", (long long)n));
+    return check_end(c, "y", kind == 12 ? n : width);
 }
 
 static int make_elementwise(check_case *c, int kind, int64_t n) {
@@ -94,6 +105,7 @@ static int rows_make(check_case *c, int i) {
     int kind = i / COUNT(widths), n = widths[i % COUNT(widths)];
     check_name(c, "%s %d", kind_ops[kind], n);
     steps(c, 1, 33, n > 2000 ? 0 : 31);
+    if (kind >= 10) return make_parts(c, kind, n);
     return kind < 4 ? make_norm(c, kind, n) : make_elementwise(c, kind, n);
 }
 const check_generator bw_check_rows = {rows_count, rows_make};

@@ -65,7 +65,7 @@ void *check_tensor_new(check_case *c, const char *name, const bw_type_info *t, i
     void *data = malloc((size_t)(bw_row_bytes(t, ne0) * ne1));
     if (!data) return NULL;
     check_tensor *x = &c->tensors[c->n_tensors];
-    *x = (check_tensor){.type = t, .ne = {ne0, ne1}, .data = data, .scale = scale};
+    *x = (check_tensor){.type = t, .ne = {ne0, ne1, 1}, .data = data, .scale = scale};
     snprintf(x->name, sizeof x->name, "%s", name);
     c->owned[c->n_tensors++] = data;
     return data;
@@ -95,8 +95,8 @@ static int make_model(check_case *c, bw24_ctx *ctx, bw24_model **out) {
     *out = m;
     for (int i = 0; i < c->n_tensors; i++) {
         const check_tensor *t = &c->tensors[i];
-        uint64_t bytes = (uint64_t)(bw_row_bytes(t->type, t->ne[0]) * t->ne[1]);
-        BW_TRY(bw24_tensor_load(m, t->name, t->type->id, 2, t->ne, t->data, bytes, t->scale, 0));
+        uint64_t bytes = (uint64_t)(bw_row_bytes(t->type, t->ne[0]) * t->ne[1] * t->ne[2]);
+        BW_TRY(bw24_tensor_load(m, t->name, t->type->id, 3, t->ne, t->data, bytes, t->scale, 0));
     }
     BW_TRY(bw24_list_set(m, "trunk", c->list.s));
     for (int i = 0; i <= c->n_tensors; i++) BW_TRY(bw24_prepare(m, i));

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fault.h"
 #include "internal.h"
 
 static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *logits) {
@@ -23,7 +24,7 @@ static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const floa
 /* positions: a sequence's rows append in the order given, even when other rows stand between them */
 static void set_positions(const bw24_row *rows, int n, int64_t *pos) {
     for (int i = 0; i < n; i++) {
-        int64_t p = rows[i].seq->pos;
+        int64_t p = rows[i].seq->pos + BW_SEEDED(14, n > 1 && rows[i].seq->pos > 0, 0);
         for (int j = i - 1; j >= 0; j--)
             if (rows[j].seq == rows[i].seq) { p = pos[j] + 1; break; }
         pos[i] = p;

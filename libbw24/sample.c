@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "canon.h"
+#include "fault.h"
 #include "internal.h"
 
 typedef struct cand { float l; int32_t id; uint64_t w; } cand;
@@ -86,7 +87,7 @@ static int32_t race(const cand *c, int32_t n, uint64_t seed, uint64_t position) 
     double least = 0;
     for (int32_t i = 0; i < n; i++) {
         if (!c[i].w) continue;
-        double key = bw_race(seed, position, (uint64_t)c[i].id) / (double)c[i].w;
+        double key = bw_race(seed, BW_SEEDED(16, position & ~1ull, position), (uint64_t)c[i].id) / (double)c[i].w;
         if (best < 0 || key < least || (key == least && c[i].id < best)) {
             best = c[i].id;
             least = key;

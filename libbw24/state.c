@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fault.h"
 #include "internal.h"
 
 static void page_unref(bw24_model *m, int klass, bw_page *p) {
@@ -170,7 +171,7 @@ static int grow_tables(bw24_seq *s, int need) {
 /* the page is written next: a shared one is copied first */
 static int make_writable(bw24_seq *s, int klass, int i) {
     bw_page *old = s->pages[klass][i];
-    if (atomic_load(&old->refs) == 1) return 0;
+    if (atomic_load(&old->refs) <= BW_SEEDED(12, 2, 1)) return 0;
     bw_page *p = page_new(s->model, klass);
     if (!p) return bw_fail(BW24_E_MEMORY, "out of memory for a KV page of %zu bytes", s->model->class_page_bytes[klass]);
     if (s->model->ctx->backend->page_copy) s->model->ctx->backend->page_copy(s->model, klass, p->data, old->data);
@@ -235,7 +236,7 @@ int bw24_seq_truncate(bw24_seq *s, int64_t pos, int64_t *actual) {
     int rc = fold_truncate(s, &pos);
     bw_fpenv_leave(e);
     if (rc) return rc;
-    drop_pages(s, (int)((pos + BW_PAGE_TOKENS - 1) / BW_PAGE_TOKENS));
+    drop_pages(s, (int)BW_SEEDED(13, s->n_pages, (pos + BW_PAGE_TOKENS - 1) / BW_PAGE_TOKENS));
     s->pos = pos;
     if (!pos) memset(s->floor, 0, sizeof s->floor);
     if (actual) *actual = pos;

@@ -28,17 +28,18 @@ KV = ("f32", "f16", "q8_0", "q5_1", "q8_0/q5_1")
 
 
 class Numbers:
-    """A stream of integers that no library's version can change: the 64-bit LCG of MMIX, its high 32 bits."""
+    """A stream of integers that no library's version can change: splitmix64 from a hash of the name, its high 32 bits."""
 
     def __init__(self, name: str):
         self.state = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
     def u32(self, n: int) -> np.ndarray:
-        out = np.empty(n, np.uint32)
-        for i in range(n):
-            self.state = (self.state * 6364136223846793005 + 1442695040888963407) & ((1 << 64) - 1)
-            out[i] = self.state >> 32
-        return out
+        step = 0x9E3779B97F4A7C15
+        z = np.uint64(self.state) + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(step)
+        self.state = (self.state + n * step) & ((1 << 64) - 1)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((z ^ (z >> np.uint64(31))) >> np.uint64(32)).astype(np.uint32)
 
     def values(self, *shape: int) -> np.ndarray:
         """f32 in [-1, 1), multiples of 2^-23; one row in six is zero, another is scaled to 2^-120, where subnormals appear."""
@@ -55,7 +56,7 @@ class Numbers:
         _, block, size, _ = abi.types()[number]
         n = rows * columns // block
         data = self.u32(n * size).astype(np.uint8).reshape(n, size)
-        for _ in range(200):
+        for _ in range(2000):
             value = np.empty((n, block), np.float32)
             out = abi.ffi.cast("float *", abi.ffi.from_buffer(value))
             abi.check(abi.lib().bw24_dequantize(number, abi.ffi.from_buffer(data), out, n * block))
@@ -63,7 +64,7 @@ class Numbers:
             if not len(wild):
                 return kind, (columns, rows), data.tobytes()
             data[wild] = self.u32(len(wild) * size).astype(np.uint8).reshape(-1, size)
-        raise SystemExit(f"{kind}: no tame blocks in 200 rounds")
+        raise SystemExit(f"{kind}: no tame blocks in 2000 rounds")
 
 
 def inputs(name: str, **widths: int) -> tuple[str, dict[str, Tensor]]:
@@ -105,12 +106,34 @@ def row_cases() -> Iterator[tuple[str, str, dict[str, Tensor], dict]]:
             if op == "NORM":
                 tensors["n"] = f32(Numbers(name + " w").values(n))
             yield name, f"{text}BUF y {n}\n{line}\n{ending('y', n)}", tensors, {}
+    for line, widths, n in (("GATE y=y x=x g=z", {"x": 576, "z": 576}, 576), ("GATE y=y x=x g=z", {"x": 576, "z": 9}, 576),
+                            ("SLICE y=y x=x heads=3 from=32", {"x": 576}, 96)):
+        name = f"{line} {widths}".replace("y=y x=x ", "")
+        text, tensors = inputs(name, **widths)
+        yield name, f"{text}BUF y {n}\n{line}\n{ending('y', n)}", tensors, {}
     ropes = (("neox", 4, 64, 64, 1e4, 1.0), ("norm", 3, 48, 48, 5e5, 1.0), ("neox", 2, 80, 20, 1e6, 0.125))
     for style, heads, dim, rot, base, scale in ropes:
         name = f"ROPE {style} {heads}x{dim} of {rot}"
         text, tensors = inputs(name, x=heads * dim)
         line = f"ROPE x=x heads={heads} dim={dim} rot={rot} style={style} base={base} scale={scale}"
         yield name, f"{text}{line}\n{ending('x', heads * dim)}", tensors, {}
+
+
+def moe_cases() -> Iterator[tuple[str, str, dict[str, Tensor], dict]]:
+    for experts, top, more in ((8, 2, "kind=softmax"), (31, 5, "norm=0 kind=softmax"), (64, 6, "groups=8 keep=3 kind=sigmoid scale=2.5 b=bias")):
+        name = f"ROUTE {top} of {experts} {more}"
+        text, tensors = inputs(name, x=experts)
+        if "bias" in more:
+            tensors["bias"] = f32(Numbers(name + " bias").values(experts))
+        yield name, f"{text}BUF y {2 * top}\nROUTE y=y x=x top={top} {more}\n{ending('y', 2 * top)}", tensors, {}
+    for kind in ("F32", "BF16", "Q4_0", "Q4_K", "Q6_K", "IQ3_S", "MXFP4", "NVFP4"):
+        name = f"EXPERTS {kind} 5 of 256x512"
+        text, tensors = inputs(name, x=256, l=5)
+        for w, columns, rows in (("g", 256, 512), ("u", 256, 512), ("d", 512, 256)):
+            _, _, data = Numbers(f"{name} {w}").blocks(kind, columns, 5 * rows)
+            tensors[w] = kind, (columns, rows, 5), data
+        text += "BUF r 4\nBUF y 256\nROUTE y=r x=l top=2 kind=softmax\nEXPERTS y=y x=x r=r g=g u=u d=d act=silu\n"
+        yield name, text + ending("y", 256), tensors, {}
 
 
 def attend_cases() -> Iterator[tuple[str, str, dict[str, Tensor], dict]]:
@@ -142,7 +165,7 @@ def run_case(text: str, tensors: dict[str, Tensor], backend: str, isa: str | Non
 
 
 def op_digests(backend: str = "ref", isa: str | None = None) -> dict[str, str]:
-    cases = [*linear_cases(), *row_cases(), *attend_cases()]
+    cases = [*linear_cases(), *row_cases(), *moe_cases(), *attend_cases()]
     return {name: sha(run_case(text, tensors, backend, isa, **more)) for name, text, tensors, more in cases}
 
 

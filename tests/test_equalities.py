@@ -151,6 +151,18 @@ def test_the_original_goes_on_while_a_fork_waits():
             assert same(run_rows(e, tokens(name)[70:], 256, fork), reference(name)[70:])
 
 
+def test_a_fork_goes_back_over_shared_pages():
+    """Back over two pages that the original still reads, then on with other tokens: the original must not notice."""
+    name = "llama-untied"
+    with engine(name) as e, e.sequence() as seq:
+        seq.prefill(tokens(name)[:140], "none")
+        with seq.fork() as fork:
+            assert fork.truncate(40) == 40
+            fork.prefill(tokens(name)[::-1][:110], "none")
+            assert same(run_rows(e, tokens(name)[140:], 7, seq), reference(name)[140:])
+            assert fork.truncate(40) == 40 and same(run_rows(e, tokens(name)[40:], 30, fork), reference(name)[40:])
+
+
 def test_a_window_longer_than_a_page_is_released_and_can_start_again():
     """Past the window old pages go. Going back further than what is kept comes back to the start, and the prompt runs the same again."""
     name, ids = "gemma3", tokens("gemma3") * 3

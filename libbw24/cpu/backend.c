@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../canon.h"
+#include "../fault.h"
 #include "../ref/fold.h"
 #include "state.h"
 
@@ -104,7 +105,7 @@ static int cpu_prepare_tensor(bw24_model *m, bw_tensor *t) {
     if (pack && !s->arena) BW_TRY(make_arena(m, s));
     for (int p = 0; p < t->parts; p++) {
         uint64_t from = (uint64_t)p * (uint64_t)bw_part_bytes(t);
-        mat[p] = (cpu_mat){.type = t->type, .rows = bw_part_rows(t), .cols = t->ne[0], .scale = t->scale};
+        mat[p] = (cpu_mat){.type = t->type, .rows = bw_part_rows(t), .cols = t->ne[0], .scale = BW_SEEDED(4, 1.0f, t->scale)};
         if (!pack) { mat[p].raw = t->data + from; continue; }
         mat[p].data = s->arena + s->arena_used;
         s->arena_used += part_packed(t);

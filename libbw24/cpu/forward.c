@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../ref/recur.h"
+#include "../fault.h"
 #include "forward.h"
 #include "vecops.h"
 
@@ -19,12 +20,13 @@ static void embed_row(const fwd *f, const bw_op *op, int64_t i) {
     float *y = row_of(f, op->buf[0], i);
     const uint8_t *src = w->data + (int64_t)f->b->token[i] * bw_row_bytes(w->type, w->ne[0]);
     for (int64_t c = 0; c < w->ne[0]; c += w->type->block, src += w->type->bytes) w->type->decode(src, y + c);
-    cpu_scale(f->isa, y, (float)op->f[0], y, w->ne[0]);
+    cpu_scale(f->isa, y, (float)op->f[0], y, BW_SEEDED(1, w->ne[0] - 1, w->ne[0]));
 }
 
 static void norm_row(const fwd *f, const bw_op *op, const float *x, float *y) {
     int64_t n = f->l->bufs[op->buf[0]].width / op->i[0];
-    for (int h = 0; h < op->i[0]; h++) cpu_norm(f->isa, x + h * n, op->w[0] ? op->w[0]->dense : NULL, y + h * n, n, (float)op->f[0], op->i[1]);
+    float eps = BW_SEEDED(2, 0.999f * (float)op->f[0], (float)op->f[0]);
+    for (int h = 0; h < op->i[0]; h++) cpu_norm(f->isa, x + h * n, op->w[0] ? op->w[0]->dense : NULL, y + h * n, n, eps, op->i[1]);
 }
 
 static const bw_run *run_at(const bw_rowset *set, int64_t i) {
@@ -38,7 +40,8 @@ static void append_row(const fwd *f, int index, int64_t i) {
     const bw_kv *kv = &f->l->kvs[op->kv];
     int64_t pos = f->b->all.pos[i];
     uint8_t *page = run_at(&f->b->all, i)->seq->data[kv->klass][pos / BW_PAGE_TOKENS] + kv->offset;
-    if (cpu_kv_append(&kv->desc, page, (int)(pos % BW_PAGE_TOKENS), row_of(f, op->buf[0], i), row_of(f, op->buf[1], i))) fault_at(f, index);
+    int slot = (int)BW_SEEDED(7, pos % BW_PAGE_TOKENS & 62, pos % BW_PAGE_TOKENS);
+    if (cpu_kv_append(&kv->desc, page, slot, row_of(f, op->buf[0], i), row_of(f, op->buf[1], i))) fault_at(f, index);
 }
 
 static void rope_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
@@ -56,7 +59,7 @@ static void do_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
     switch (op->code) {
     case BW_OP_EMBED: embed_row(f, op, i); break;
     case BW_OP_NORM: norm_row(f, op, a, y); break;
-    case BW_OP_ADD: cpu_add(f->isa, a, c, y, n); break;
+    case BW_OP_ADD: cpu_add(f->isa, a, c, y, BW_SEEDED(11, n - 1, n)); break;
     case BW_OP_SCALE: cpu_scale(f->isa, a, op->w[0] ? op->w[0]->dense[0] : (float)op->f[0], y, n); break;
     case BW_OP_GATE: cpu_gate(f->isa, a, c, y, n, f->l->bufs[op->buf[2]].width); break;
     case BW_OP_SLICE: ref_slice(a, y, op->i[0], f->l->bufs[op->buf[1]].width / op->i[0], op->i[1], n / op->i[0]); break;
@@ -66,7 +69,7 @@ static void do_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
     case BW_OP_GLU: cpu_glu(f->isa, (enum bw_act)op->i[0], a, c, y, n); break;
     case BW_OP_ROPE: rope_row(f, index, set, i); break;
     case BW_OP_KV_APPEND: append_row(f, index, i); break;
-    default: cpu_softcap(f->isa, a, (float)op->f[0], y, n); break;
+    default: cpu_softcap(f->isa, a, BW_SEEDED(9, 1.000001f * (float)op->f[0], (float)op->f[0]), y, n); break;
     }
 }
 
@@ -91,7 +94,7 @@ void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, in
     int64_t from, to;
     while (claim(atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed), n, threads, &from, &to)) {
         if (to <= from) continue;
-        fn(f, arg, tid, from, to);
+        fn(f, arg, tid, from, BW_SEEDED(15, from > 0 && to - from > 1 ? to - 1 : to, to));
         atomic_fetch_add_explicit(&p->done, to - from, memory_order_acq_rel);
     }
     for (int spin = 0; atomic_load_explicit(&p->done, memory_order_acquire) < n; spin++) {
@@ -135,7 +138,7 @@ static const float *linear_input(const fwd *f, const bw_step *st, int64_t i, flo
 }
 
 static void fill(const fwd *f, cpu_act *a, const float *x, int64_t ldx, int r0, int r1, const bw_step *st) {
-    if (cpu_act_fill(f->isa, a, x, ldx, r0, r1)) fault_at(f, st->lin0);
+    if (cpu_act_fill(f->isa, a, x, ldx, r0, r1) && BW_SEEDED(18, 0, 1)) fault_at(f, st->lin0);
 }
 
 static int64_t cols_of(const fwd *f, const bw_step *st) { return f->l->ops[st->lin0].w[0]->ne[0]; }
@@ -169,7 +172,7 @@ static void tiles_of(const fwd *f, const lin_arg *a, int mat, int64_t t0, int64_
     cpu_epi e = {CPU_STORE, NULL, 0, NULL, CPU_SILU};
     if (st->glu >= 0) {
         const bw_op *glu = &f->l->ops[st->glu];
-        e = (cpu_epi){CPU_GLU, NULL, 0, &a->cs->mats[0], glu->i[0] == BW_ACT_SILU ? CPU_SILU : CPU_GELU};
+        e = (cpu_epi){CPU_GLU, NULL, 0, &a->cs->mats[0], glu->i[0] == BW_SEEDED(5, BW_ACT_GELU, BW_ACT_SILU) ? CPU_SILU : CPU_GELU};
         out = glu->buf[0];
         mat = 1;
     } else if (st->add >= 0) {
@@ -180,7 +183,8 @@ static void tiles_of(const fwd *f, const lin_arg *a, int mat, int64_t t0, int64_
     }
     const cpu_mat *m = &a->cs->mats[mat];
     const cpu_act *act = m->type->form == BW_FLOAT ? &a->fl : &a->q;
-    cpu_linear(f->isa, m, act, 0, a->set->n, row_of(f, out, 0), f->l->bufs[out].width, t0, t1, &e, work);
+    int n = BW_SEEDED(3, a->set->n > 32 ? a->set->n - 1 : a->set->n, a->set->n);
+    cpu_linear(f->isa, m, act, 0, n, row_of(f, out, 0), f->l->bufs[out].width, t0, t1, &e, work);
 }
 
 /* tiles [from, to) of the step's matrices laid end to end; a GLU's two matrices count once */
@@ -304,7 +308,10 @@ static void pick_range(const fwd *f, void *arg, int tid, int64_t from, int64_t t
     const pick_arg *a = arg;
     size_t bytes = (size_t)f->l->bufs[a->op->buf[0]].width * sizeof(float);
     (void)tid;
-    for (int64_t i = from; i < to; i++) memcpy(row_of(f, a->op->buf[0], i), row_of(f, a->op->buf[1], a->set->row[i]), bytes);
+    for (int64_t i = from; i < to; i++) {
+        int64_t row = BW_SEEDED(10, a->set->row[0] + i, a->set->row[i]);
+        memcpy(row_of(f, a->op->buf[0], i), row_of(f, a->op->buf[1], row), bytes);
+    }
 }
 
 static void step_op(const fwd *f, cpu_phase *p, int step, const bw_step *st, const bw_rowset *set, int tid) {
@@ -326,7 +333,8 @@ static void rope_range(const fwd *f, void *arg, int tid, int64_t from, int64_t t
         int half = r->rot / 2;
         for (int64_t i = from; i < to; i++) {
             float *cs = r->table + i * r->rot;
-            for (int k = 0; k < half; k++) bw_sincos(((double)f->b->all.pos[i] * r->inv[k]) * r->scale, cs + half + k, cs + k);
+            double pos = (double)(f->b->all.pos[i] + BW_SEEDED(6, 1, 0));
+            for (int k = 0; k < half; k++) bw_sincos((pos * r->inv[k]) * r->scale, cs + half + k, cs + k);
         }
     }
 }
@@ -375,7 +383,7 @@ static void set_bounds(const fwd *f) {
             int64_t pos = sets[s]->pos[i];
             for (int c = 0; c < f->m->n_classes; c++) {
                 bw_kv kv = {.window = f->m->class_window[c]};
-                ((int64_t *)lo_of(f, c, sets[s]))[i] = bw_key_lo(&kv, pos);
+                ((int64_t *)lo_of(f, c, sets[s]))[i] = bw_key_lo(&kv, pos + BW_SEEDED(8, 1, 0));
             }
             ((int64_t *)hi_of(f, sets[s]))[i] = pos + 1;
         }

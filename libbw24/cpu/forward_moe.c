@@ -2,6 +2,7 @@
  * the cutting of its work into phases; the results do not depend on either. Knows no router by name. */
 #include <string.h>
 
+#include "../fault.h"
 #include "forward.h"
 #include "../route.h"
 
@@ -32,7 +33,7 @@ void route_row(const fwd *f, int index, int64_t i) {
         for (int k = 0; k < n; k++) p[k] = p[k] / strand[0];
     }
     const float *bias = op->w[0] ? op->w[0]->dense : NULL;
-    for (int k = 0; k < n; k++) c[k] = bias ? p[k] + bias[k] : p[k];
+    for (int k = 0; k < n; k++) c[k] = bias && BW_SEEDED(20, 0, 1) ? p[k] + bias[k] : p[k];
     bw_route_select(&r, p, c, row_of(f, op->buf[0], i));
 }
 
@@ -158,7 +159,7 @@ static void sum_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to
         memset(y + c0, 0, (size_t)(c1 - c0) * sizeof *y);
         for (int s = 0; s < a->top; s++) {
             const float *d = f->s->moe.d + f->s->moe.place[i * a->top + s] * n;
-            for (int64_t c = c0; c < c1; c++) y[c] = fmaf(route[s], d[c], y[c]);
+            for (int64_t c = c0; c < c1; c++) y[c] = BW_SEEDED(19, route[s] * d[c] + y[c], fmaf(route[s], d[c], y[c]));
         }
     }
 }

@@ -1,0 +1,129 @@
+"""Can the gates fail? Builds of the library that are wrong on purpose (libbw24/fault.h), each run through every gate: at least the gates named
+below turn red. `pytest tests/test_faults.py --faults -s` (make test-faults) runs all of them and prints who catches what; without it a few run,
+each through one gate.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bw24 import abi
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 400  # seconds of one gate; a fault that hangs counts as caught
+BEST = next((i for i in ("avx512vnni", "avxvnni", "avx2") if abi.lib().bw24_isa_supported(i.encode()) == 1), "portable")
+
+GATES = {
+    "kernel-check": ("test_numerics.py", "-k", f"every_kernel and {BEST}"),
+    "digests": ("test_digests.py", "-k", f"test_digests and {BEST}"),
+    "equalities": ("test_equalities.py",),
+    "goldens": ("test_goldens_tiny.py", "-k", "not full"),
+    "sampler": ("test_sampling.py",),
+    "control-word": ("test_fpenv.py",),
+    "bw24-gate": ("test_gate.py", "-k", "tiny_model"),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, and the gates that must see it."""
+
+    what: str
+    caught_by: tuple[str, ...]
+
+
+FAULTS = {
+    1: Fault("EMBED: the last value is not scaled", ("kernel-check", "digests")),
+    2: Fault("NORM: eps is 0.1 % too small", ("kernel-check", "digests", "equalities")),
+    3: Fault("LINEAR: the last row of a step of more than 32 is left out", ("kernel-check", "equalities", "bw24-gate")),
+    4: Fault("LINEAR: the tensor's scale is lost", ("kernel-check",)),
+    5: Fault("GLU: the fused form takes the other activation", ("kernel-check", "equalities", "goldens")),
+    6: Fault("ROPE: every position is one too high", ("kernel-check", "digests", "equalities")),
+    7: Fault("KV_APPEND: odd positions overwrite the one before", ("kernel-check", "digests", "equalities", "goldens")),
+    8: Fault("ATTEND: the window is one key short", ("kernel-check", "digests", "equalities", "goldens")),
+    9: Fault("SOFTCAP: the cap is a millionth too high", ("kernel-check", "digests")),
+    10: Fault("PICK_ROWS: wanted rows are taken for neighbours", ("kernel-check", "equalities")),
+    11: Fault("ADD: the last value is left out", ("kernel-check", "digests", "equalities")),
+    12: Fault("cache: a page shared by two sequences is written without a copy", ("equalities",)),
+    13: Fault("rollback: pages past the end are kept, though others share them", ("equalities",)),
+    14: Fault("cut: a continued prompt starts one position late", ("equalities", "bw24-gate")),
+    15: Fault("threads: later ranges lose their last item", ("kernel-check", "digests", "equalities", "bw24-gate")),
+    16: Fault("sampler: two neighbouring positions share a draw", ("sampler", "digests")),
+    17: Fault("environment: the caller's rounding and flush-to-zero stay in force", ("control-word",)),
+    18: Fault("faults: Inf and NaN at quantisation go unreported", ("kernel-check", "equalities")),
+    19: Fault("EXPERTS: two roundings where one fma is meant", ("kernel-check", "digests")),
+    20: Fault("ROUTE: the selection bias is ignored", ("kernel-check", "digests")),
+}
+QUICK = {3: "equalities", 12: "equalities", 16: "sampler"}
+
+
+def build(number: int) -> Path:
+    """The library with fault `number`. Only the file that holds it is compiled; the other objects are the ordinary build's."""
+    if not shutil.which("make") or not (ROOT / "Makefile").is_file():
+        pytest.skip("no make, or no source tree")
+    run = subprocess.run(["make", "-s", "lib", f"FAULT={number}", f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = list(ROOT.glob(f"build/*/fault{number}/libbw24.so"))
+    assert len(found) == 1, found
+    return found[0]
+
+
+def turns_red(gate: str, library: Path) -> bool:
+    """Whether a gate fails on a library: a failing test, a crash or a hang. A gate that cannot run at all is an error."""
+    file, *select = GATES[gate]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--library", library, ROOT / "tests" / file, *select]
+    try:
+        code = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return True
+    assert code in (0, 1) or code < 0 or code > 128, f"{gate} did not run: exit code {code}"
+    return code != 0
+
+
+def table(results: dict[int, dict[str, bool]]) -> str:
+    lines = [" | ".join(("fault", *GATES))]
+    for number, red in results.items():
+        lines.append(" | ".join((f"{number} {FAULTS[number].what}", *("caught" if red[g] else "missed" for g in GATES))))
+    return "\n".join(lines)
+
+
+def seeded() -> dict[int, str]:
+    """Fault number -> file, from the sources."""
+    out = {}
+    for path in sorted((ROOT / "libbw24").rglob("*.c")):
+        for number in re.findall(r"BW_SEEDED\((\d+),", path.read_text(encoding="utf-8")):
+            assert int(number) not in out, f"fault {number} stands twice"
+            out[int(number)] = path.name
+    return out
+
+
+def test_the_list_is_the_sources():
+    if not (ROOT / "libbw24" / "fault.h").is_file():
+        pytest.skip("no source tree")
+    assert set(seeded()) == set(FAULTS) and len(FAULTS) >= 12
+
+
+@pytest.mark.parametrize("number", QUICK)
+def test_quick_faults(number):
+    assert turns_red(QUICK[number], build(number)), FAULTS[number].what
+
+
+def test_every_fault_is_caught(pytestconfig):
+    if not pytestconfig.getoption("--faults"):
+        pytest.skip("--faults runs all of them")
+    results, problems = {}, []
+    for number, fault in FAULTS.items():
+        library = build(number)
+        results[number] = {gate: turns_red(gate, library) for gate in GATES}
+        missed = [gate for gate in fault.caught_by if not results[number][gate]]
+        if missed:
+            problems.append(f"fault {number} ({fault.what}) was missed by {', '.join(missed)}")
+    print("\n" + table(results))
+    assert not problems, problems
