@@ -14,9 +14,12 @@ template <class U, int STAGES> struct GemmShared {
     uint8_t a[STAGES][8 * U::HALF];
     uint8_t b[STAGES][GEMM_TILE * GEMM_B_PITCH];
     float delta[STAGES][4][GEMM_TILE];
-    float sum[U::FORM == FORM_S1M ? STAGES : 1][U::FORM == FORM_S1M ? 4 : 1][GEMM_TILE];
+    static constexpr bool SUMS = U::FORM == FORM_S1M || U::FORM == FORM_S2M, LOWS = U::FORM == FORM_S2M;
+    float sum[SUMS ? STAGES : 1][SUMS ? 4 : 1][GEMM_TILE];
+    float low[LOWS ? STAGES : 1][LOWS ? 4 : 1][GEMM_TILE];
     uint8_t raw[3][8 * U::SCALE];
     float2 scale[2][4][GEMM_TILE];
+    float2 mins[LOWS ? 2 : 1][LOWS ? 4 : 1][GEMM_TILE];
 };
 
 __device__ __forceinline__ void cp16(void *dst, const void *src) {
@@ -30,9 +33,10 @@ template <class U, int STAGES> struct GemmLoad {
     const LinearArgs &a;
     GemmShared<U, STAGES> &sh;
     int tile0, row0, tiles;
+    typedef GemmShared<U, STAGES> Sh;
     __device__ __forceinline__ const uint8_t *unit(int t, int seg) const {
         int tile = min(tile0 + t, tiles - 1);
-        return a.w + ((size_t)tile * a.segs + seg) * U::UNIT;
+        return a.part[0].w + ((size_t)tile * a.segs + seg) * U::UNIT;
     }
     __device__ __forceinline__ void scales(int seg) {
         constexpr int N = U::SCALE / 16;
@@ -57,12 +61,14 @@ template <class U, int STAGES> struct GemmLoad {
                 int g = threadIdx.x >> 5, c = (threadIdx.x & 31) * 4;
                 if (k * 4 + g < groups) {
                     cp16(&sh.delta[slot][g][c], a.x.delta + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
-                    if (U::FORM == FORM_S1M) cp16(&sh.sum[slot][g][c], a.x.sum + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
+                    if (Sh::SUMS) cp16(&sh.sum[slot][g][c], a.x.sum + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
+                    if (Sh::LOWS) cp16(&sh.low[slot][g][c], a.x.low + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
                 } else {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         sh.delta[slot][g][c + e] = 0.0f;
-                        if (U::FORM == FORM_S1M) sh.sum[slot][g][c + e] = 0.0f;
+                        if (Sh::SUMS) sh.sum[slot][g][c + e] = 0.0f;
+                        if (Sh::LOWS) sh.low[slot][g][c + e] = 0.0f;
                     }
                 }
             }
@@ -76,15 +82,20 @@ template <class U, int STAGES> struct GemmLoad {
         int row = threadIdx.x & 127, w = threadIdx.x >> 7;
         const uint8_t *raw = sh.raw[(k >> 1) % 3] + (row >> 4) * U::SCALE;
         typename U::Scale s = U::template load_scale<true>(raw, row & 15);
-        float x[2], y[2];
+        float x[2], y[2], m0[2], m1[2];
         U::pair(s, 2 * (k & 1) + w, x, y);
+        unit_mins<U>(s, 2 * (k & 1) + w, m0, m1);
 #pragma unroll
-        for (int e = 0; e < 2; e++) sh.scale[k & 1][2 * w + e][row] = make_float2(x[e], y[e]);
+        for (int e = 0; e < 2; e++) {
+            sh.scale[k & 1][2 * w + e][row] = make_float2(x[e], y[e]);
+            if (Sh::LOWS) sh.mins[k & 1][2 * w + e][row] = make_float2(m0[e], m1[e]);
+        }
     }
 };
 
 template <class U, int STAGES> __device__ __forceinline__ void gemm_stage(const GemmShared<U, STAGES> &sh, int k, float (&p)[2][8][4]) {
     constexpr Form F = U::FORM;
+    typedef GemmShared<U, STAGES> Sh;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3, slot = k % STAGES;
     const uint8_t *bp = sh.b[slot] + (wn * 64 + gid) * GEMM_B_PITCH + tig * 8;
 #pragma unroll
@@ -94,7 +105,7 @@ template <class U, int STAGES> __device__ __forceinline__ void gemm_stage(const 
         for (int m = 0; m < 2; m++)
 #pragma unroll
             for (int r = 0; r < 2; r++) w[m][r] = U::template load_pack<true>(sh.a[slot] + (wm * 2 + m) * U::HALF, pk, r, lane);
-#pragma unroll
+#pragma unroll (F == FORM_S2M ? 1 : U::GP)
         for (int e = 0; e < U::GP; e++) {
             const int c = pk * U::GP + e;
             uint2 b[8];
@@ -115,9 +126,18 @@ template <class U, int STAGES> __device__ __forceinline__ void gemm_stage(const 
 #pragma unroll
                 for (int n = 0; n < 8; n++) {
                     int v[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, vh[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-                    if (F == FORM_S2) { mma16(v, l0, l1, b[n].x); mma16(vh, h0, h1, b[n].y); }
+                    if (F == FORM_S2 || F == FORM_S2M) { mma16(v, l0, l1, b[n].x); mma16(vh, h0, h1, b[n].y); }
                     else mma32(v, l0, l1, h0, h1, b[n].x, b[n].y);
                     float *q = p[m][n];
+                    if (F == FORM_S2M) { /* read again for each m: registers are short */
+                        float2 u0 = sh.mins[k & 1][c][(wm * 2 + m) * 16 + gid], u1 = sh.mins[k & 1][c][(wm * 2 + m) * 16 + gid + 8];
+                        float2 z = *(const float2 *)&sh.low[slot][c][wn * 64 + n * 8 + 2 * tig], x = *(const float2 *)&sh.sum[slot][c][wn * 64 + n * 8 + 2 * tig];
+                        q[0] = fmaf(d[n].x, group_value<F>(v[0], vh[0], s0.x, s0.y, m0, z.x, u0.x, u0.y, x.x - z.x), q[0]);
+                        q[1] = fmaf(d[n].y, group_value<F>(v[1], vh[1], s0.x, s0.y, m0, z.y, u0.x, u0.y, x.y - z.y), q[1]);
+                        q[2] = fmaf(d[n].x, group_value<F>(v[2], vh[2], s1.x, s1.y, m1, z.x, u1.x, u1.y, x.x - z.x), q[2]);
+                        q[3] = fmaf(d[n].y, group_value<F>(v[3], vh[3], s1.x, s1.y, m1, z.y, u1.x, u1.y, x.y - z.y), q[3]);
+                        continue;
+                    }
                     q[0] = fmaf(d[n].x, group_value<F>(v[0], vh[0], s0.x, s0.y, m0, s[n].x), q[0]);
                     q[1] = fmaf(d[n].y, group_value<F>(v[1], vh[1], s0.x, s0.y, m0, s[n].y), q[1]);
                     q[2] = fmaf(d[n].x, group_value<F>(v[2], vh[2], s1.x, s1.y, m1, s[n].x), q[2]);
@@ -128,11 +148,22 @@ template <class U, int STAGES> __device__ __forceinline__ void gemm_stage(const 
     }
 }
 
-template <class U, int STAGES, bool ADD> __global__ void __launch_bounds__(256, 1) k_linear_gemm(LinearArgs a) {
+/* stages by the shared memory that a block of the card may have: 227 or 163 KB, else 99 KB */
+constexpr int gemm_stages(int shared_max) { return shared_max > 100 * 1024 ? 3 : 2; }
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+constexpr int GEMM_STAGES = 2;
+#else
+constexpr int GEMM_STAGES = 3;
+#endif
+
+template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(LinearArgs a) {
+    constexpr int STAGES = GEMM_STAGES;
     extern __shared__ __align__(16) uint8_t raw[];
     GemmShared<U, STAGES> &sh = *(GemmShared<U, STAGES> *)raw;
-    GemmLoad<U, STAGES> ld = {a, sh, (int)blockIdx.y * 8, (int)blockIdx.x * GEMM_TILE, (a.n + 15) / 16};
+    GemmLoad<U, STAGES> ld = {a, sh, (int)blockIdx.y * 8, (int)blockIdx.x * GEMM_TILE, 2 * a.part[0].blocks};
     const int stages = 2 * a.segs;
+    pdl_trigger();
+    pdl_wait();
     float p[2][8][4], y[2][8][4];
 #pragma unroll
     for (int i = 0; i < 64; i++) (&p[0][0][0])[i] = (&y[0][0][0])[i] = 0.0f;
@@ -161,9 +192,7 @@ template <class U, int STAGES, bool ADD> __global__ void __launch_bounds__(256, 
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int out = blockIdx.y * 128 + wm * 32 + m * 16 + (lane >> 2) + 8 * (i >> 1), row = blockIdx.x * 128 + wn * 64 + n * 8 + 2 * (lane & 3) + (i & 1);
-                if (out >= a.n || row >= a.rows) continue;
-                size_t at = (size_t)row * a.n + out;
-                a.y[at] = ADD ? a.res[at] + y[m][n][i] : y[m][n][i];
+                if (out < a.part[0].n && row < a.rows) linear_store(a.part[0], row, out, y[m][n][i]);
             }
 }
 

@@ -1,41 +1,38 @@
-/* LINEAR over quantised weights (docs/numerics.md §2) for 1..8 rows and for many rows. Owns the mapping of work to threads; the
- * layout of weights is unit.cuh's, the quantised activations are made by op_norm.cuh and by the epilogues here.
+/* LINEAR over quantised weights (docs/numerics.md §2) for 1..8 rows. Owns the mapping of work to threads; the layout of weights is
+ * unit.cuh's, the quantised activations are made by op_rows.cuh and by the epilogues here.
  *
  * int8 dots run on the tensor cores with the accumulator started at MAGIC, the bits of 1.5 * 2^23: the result read as a float is
  * MAGIC_F + I exactly (|I| < 2^22), so s * float(I) = fma(s, c, -s * MAGIC_F) with one rounding and no conversion instruction. */
 #ifndef BW24_CU_OP_LINEAR_CUH
 #define BW24_CU_OP_LINEAR_CUH
 
+#include "device.cuh"
 #include "unit.cuh"
-#include "../canon.h"
 
 namespace bw {
 
 constexpr int MAGIC = 0x4b400000;
 constexpr float MAGIC_F = 12582912.0f;
 
-/* Quantised rows. Codes of a group are stored as words 0 4 1 5 2 6 3 7, so that lane tig reads its B registers as 8 bytes. */
-struct Acts {
-    int8_t *q;    /* [ld][cols] */
-    float *delta; /* [cols / 32][ld] */
-    float *sum;   /* [cols / 32][ld], exact float of the sum of codes */
-    int ld;       /* rows rounded up to 8 (128 above 8 rows) */
-    int cols;
+/* one matrix of a launch: y = (units . x) * scale + bias, then + res where there is one */
+struct LinearPart {
+    const uint8_t *w;  /* units [2 * blocks][segs] */
+    const float *bias; /* [n] or NULL */
+    const float *res;  /* [rows][ldres] or NULL; may be y */
+    float *y;          /* [rows][n] */
+    float scale;
+    int n, blocks;     /* outputs; tile blocks of 32 outputs */
 };
 
-enum Epilogue { EPI_STORE, EPI_ADD, EPI_QUANT, EPI_GLU };
-
+/* parts are matrices over one input; a GLU has gate and up as parts 0 and 1 and writes act(gate) * up to part 0's y */
 struct LinearArgs {
-    const uint8_t *w; /* units [tiles][segs] */
+    LinearPart part[3];
     Acts x;
-    Acts xo;          /* EPI_QUANT, EPI_GLU: the quantised result */
-    const float *res; /* EPI_ADD: [rows][n] */
-    float *y;         /* [rows][n] */
-    int n, rows, segs;
+    Acts xo;           /* GLU: the quantised result; xo.q NULL where nobody reads it */
+    int n_parts, blocks; /* tile blocks of all parts (GLU: of one) */
+    int rows, segs, gelu;
+    int *fault, op;    /* op that a fault of the GLU's quantisation names */
 };
-
-__device__ __forceinline__ void pdl_trigger() { asm volatile("griddepcontrol.launch_dependents;"); }
-__device__ __forceinline__ void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /* ---- mbarriers and bulk copies ---- */
 __device__ __forceinline__ uint32_t smem_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
@@ -60,23 +57,14 @@ __device__ __forceinline__ void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t
                  : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
 }
 
-/* the group value t from accumulators c (S2: c and ch), scale a, second scale or minimum b, sum of codes A */
-template <Form F> __device__ __forceinline__ float group_value(int c, int ch, float a, float b, float am, float asum) {
+/* the group value t from accumulators c (S2, S2M: c and ch), scale a and am = -a * MAGIC_F, second scale or minimum b, sum of codes A (S2M: A0),
+ * S2M: minima m0 and m1, A1 */
+template <Form F> __device__ __forceinline__ float group_value(int c, int ch, float a, float b, float am, float a0, float m0 = 0.0f, float m1 = 0.0f, float a1 = 0.0f) {
     float t = fmaf(a, __int_as_float(c), am);
-    if (F == FORM_S1M) t = fmaf(b, asum, t);
-    if (F == FORM_S2) t = fmaf(b, __int_as_float(ch) - MAGIC_F, t);
+    if (F == FORM_S1M) t = fmaf(b, a0, t);
+    if (F == FORM_S2 || F == FORM_S2M) t = fmaf(b, __int_as_float(ch) - MAGIC_F, t);
+    if (F == FORM_S2M) t = fmaf(m1, a1, fmaf(m0, a0, t));
     return t;
-}
-
-/* one warp writes one group of 32 values, lane = column */
-__device__ __forceinline__ void quant_group(const Acts &o, int row, int group, int lane, float v) {
-    uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(v) & 0x7fffffffu);
-    float delta, recip;
-    bw_q8_scale(bits, &delta, &recip);
-    int a = bw_q8_code(v, recip), sum = __reduce_add_sync(~0u, a);
-    int word = lane >> 2, place = word < 4 ? 2 * word : 2 * word - 7;
-    o.q[(size_t)row * o.cols + group * 32 + place * 4 + (lane & 3)] = (int8_t)a;
-    if (!lane) { o.delta[(size_t)group * o.ld + row] = delta; o.sum[(size_t)group * o.ld + row] = (float)sum; }
 }
 
 /* Activations of one segment for R row slots. The 8 columns of an mma are R rows x G groups: column gid is row gid / G, group
@@ -84,15 +72,16 @@ __device__ __forceinline__ void quant_group(const Acts &o, int row, int group, i
  * Staged: read from the block's copy in shared memory; else loaded from device memory into registers once per segment. */
 template <int R, bool STAGED, Form F> struct ActSource {
     static constexpr int G = 8 / R;
+    static constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M;
     uint2 rq[STAGED ? 1 : R];
-    float rd[STAGED ? 1 : R][2], ra[STAGED ? 1 : R][2];
+    float rd[STAGED ? 1 : R][2], ra[STAGED ? 1 : R][2], rl[STAGED ? 1 : R][2];
     const uint8_t *q; /* staged: codes [R][cols + 32] at this lane's row and word; delta and sum [groups][R] */
-    const float *d, *a;
-    __device__ __forceinline__ void from_shared(const uint8_t *codes, const float *delta, const float *sum, int cols, int seg, int lane) {
+    const float *d, *a, *l;
+    __device__ __forceinline__ void from_shared(const uint8_t *codes, const float *delta, const float *sum, const float *low, int cols, int seg, int lane) {
         int gid = lane >> 2, tig = lane & 3;
         q = codes + (gid / G) * (cols + 32) + (seg * 8 + gid % G) * 32 + tig * 8;
         int at = (seg * 8 + 2 * tig % G) * R + 2 * tig / G;
-        d = delta + at; a = sum + at;
+        d = delta + at; a = sum + at; l = low + at;
     }
     __device__ __forceinline__ void from_device(const Acts &x, int seg, int lane) {
         int gid = lane >> 2, tig = lane & 3, groups = x.cols >> 5;
@@ -105,7 +94,8 @@ template <int R, bool STAGED, Form F> struct ActSource {
                 int col = 2 * tig + e, gc = seg * 8 + s * G + col % G, ok = gc < groups;
                 size_t at = (size_t)gc * x.ld + col / G;
                 rd[s][e] = ok ? __ldcg(x.delta + at) : 0.0f;
-                ra[s][e] = F == FORM_S1M && ok ? __ldcg(x.sum + at) : 0.0f;
+                ra[s][e] = SUMS && ok ? __ldcg(x.sum + at) : 0.0f;
+                rl[s][e] = F == FORM_S2M && ok ? __ldcg(x.low + at) : 0.0f;
             }
         }
     }
@@ -113,7 +103,8 @@ template <int R, bool STAGED, Form F> struct ActSource {
     static constexpr int STEP = R == 8 ? 1 : R;
     __device__ __forceinline__ uint2 code(int s) const { return STAGED ? *(const uint2 *)(q + s * G * 32) : rq[s]; }
     __device__ __forceinline__ float delta(int s, int e) const { return STAGED ? d[s * G * R + e * STEP] : rd[s][e]; }
-    __device__ __forceinline__ float sum(int s, int e) const { return F != FORM_S1M ? 0.0f : STAGED ? a[s * G * R + e * STEP] : ra[s][e]; }
+    __device__ __forceinline__ float sum(int s, int e) const { return !SUMS ? 0.0f : STAGED ? a[s * G * R + e * STEP] : ra[s][e]; }
+    __device__ __forceinline__ float low(int s, int e) const { return F != FORM_S2M ? 0.0f : STAGED ? l[s * G * R + e * STEP] : rl[s][e]; }
 };
 
 /* p of one unit in shared memory: R = 8: columns 2 tig and 2 tig + 1; else one value of row slot 2 tig / G, equal in the lanes that share it */
@@ -142,22 +133,35 @@ template <class U, int R, bool STAGED> __device__ __forceinline__ void unit_fold
             U::unpack(pk1, e, l1, h1);
             bool mine = G == 1 || gid % G == k;
             uint32_t b0 = mine ? q.x : 0, b1 = mine ? q.y : 0;
-            if (F == FORM_S2) { mma16(c, l0, l1, b0); mma16(ch, h0, h1, b1); }
+            if (F == FORM_S2 || F == FORM_S2M) { mma16(c, l0, l1, b0); mma16(ch, h0, h1, b1); }
             else mma32(c, l0, l1, h0, h1, b0, b1);
         }
         float d0 = x.delta(s, 0), d1 = x.delta(s, 1), a0 = x.sum(s, 0), a1 = x.sum(s, 1);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float a[2], b[2];
-            U::pair(sc[r], R == 8 ? s >> 1 : R == 4 ? s : R == 2 ? 2 * s + (tig & 1) : tig, a, b);
-            if (R == 8) { a[0] = a[1] = a[s & 1]; b[0] = b[1] = b[s & 1]; }
-            float t0 = group_value<F>(c[2 * r], ch[2 * r], a[0], b[0], a[0] * -MAGIC_F, a0);
-            float t1 = group_value<F>(c[2 * r + 1], ch[2 * r + 1], a[1], b[1], a[1] * -MAGIC_F, a1);
-            if (R == 8) { p[r][0] = fmaf(d0, t0, p[r][0]); p[r][1] = fmaf(d1, t1, p[r][1]); continue; }
+            float a[2], b[2], m0[2], m1[2];
+            const int w = R == 8 ? s >> 1 : R == 4 ? s : R == 2 ? 2 * s + (tig & 1) : tig;
+            U::pair(sc[r], w, a, b);
+            unit_mins<U>(sc[r], w, m0, m1);
+            if (R == 8) { a[0] = a[1] = a[s & 1]; b[0] = b[1] = b[s & 1]; m0[0] = m0[1] = m0[s & 1]; m1[0] = m1[1] = m1[s & 1]; }
+            float t0, t1;
+            if (F == FORM_S2M) {
+                float z0 = x.low(s, 0), z1 = x.low(s, 1);
+                t0 = group_value<F>(c[2 * r], ch[2 * r], a[0], b[0], a[0] * -MAGIC_F, z0, m0[0], m1[0], a0 - z0);
+                t1 = group_value<F>(c[2 * r + 1], ch[2 * r + 1], a[1], b[1], a[1] * -MAGIC_F, z1, m0[1], m1[1], a1 - z1);
+            } else {
+                t0 = group_value<F>(c[2 * r], ch[2 * r], a[0], b[0], a[0] * -MAGIC_F, a0);
+                t1 = group_value<F>(c[2 * r + 1], ch[2 * r + 1], a[1], b[1], a[1] * -MAGIC_F, a1);
+            }
+            if constexpr (R == 8) {
+                p[r][0] = fmaf(d0, t0, p[r][0]);
+                p[r][1] = fmaf(d1, t1, p[r][1]);
+            } else {
 #pragma unroll
-            for (int st = 0; st < G / 2; st++) {
-                float v = fmaf(d1, t1, fmaf(d0, t0, p[r][0]));
-                p[r][0] = G > 2 ? __shfl_sync(~0u, v, (lane & ~(G / 2 - 1)) | st) : v;
+                for (int st = 0; st < G / 2; st++) {
+                    float v = fmaf(d1, t1, fmaf(d0, t0, p[r][0]));
+                    p[r][0] = G > 2 ? __shfl_sync(~0u, v, (lane & ~(G / 2 - 1)) | st) : v;
+                }
             }
         }
     }
@@ -179,36 +183,55 @@ template <int R> __device__ __forceinline__ void unit_store(float *ps, int lane,
 }
 
 struct SmallShape {
-    int warps;  /* consumer warps = segments in flight */
-    int depth;  /* units of a warp's ring */
-    int blocks; /* tile blocks in the matrix */
+    int warps; /* consumer warps = segments in flight */
+    int depth; /* units of a warp's ring */
 };
 
-/* R row slots (rows <= R), T tiles of 16 outputs a tile block (EPI_GLU: T / 2 of gate, T / 2 of up), persistent over tile blocks.
+/* most threads of a block; unstaged activations need more registers a thread */
+template <class U, int R, bool STAGED> __host__ __device__ constexpr int small_threads() { return R == 1 ? 544 : STAGED ? 640 : U::FORM == FORM_S2M ? 384 : 512; }
+
+/* the part that tile block tb belongs to; tb becomes its number within the part */
+__device__ __forceinline__ int part_of(const LinearArgs &a, int &tb) {
+    int p = 0;
+    while (p + 1 < a.n_parts && tb >= a.part[p].blocks) tb -= a.part[p++].blocks;
+    return p;
+}
+
+/* what a reducer does with the finished result of (row slot col, output n) */
+__device__ __forceinline__ void linear_store(const LinearPart &p, int col, int n, float v) {
+    v = v * p.scale;
+    if (p.bias) v = v + __ldg(p.bias + n);
+    size_t at = (size_t)col * p.n + n;
+    if (p.res) v = __ldcg(p.res + at) + v;
+    p.y[at] = v;
+}
+__device__ __forceinline__ float linear_scaled(const LinearPart &p, int n, float v) {
+    v = v * p.scale;
+    return p.bias && n < p.n ? v + __ldg(p.bias + n) : v;
+}
+
+/* R row slots (rows <= R), T tiles of 16 outputs a tile block: 2 of one part; GLU: 2 of gate, 2 of up. Persistent over tile blocks.
  * Threads: consumer warp w takes segments w, w + W, ... of the T tiles through its own ring of bulk copies, which is filled before the
  * dependency wait and never drains between tile blocks; reducer warps add the p's, handed over in shared memory, segments ascending.
  * Traffic: every weight byte once; activations once a block (STAGED) or once a segment and tile block. */
-template <class U, int R, int T, int EPI, bool STAGED> __global__ void __launch_bounds__(R == 1 ? 544 : 640, R == 1 ? 2 : 1) k_linear_small(LinearArgs a, SmallShape g) {
-    constexpr int RW = R == 8 ? 4 : R == 4 ? 2 : 1, ITEMS = T / 2 * R / RW, PU = PartLayout<R>::UNIT, BUFS = 2;
+template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds__(small_threads<U, R, STAGED>(), R == 1 ? 2 : 1) k_linear_small(LinearArgs a, SmallShape g) {
+    constexpr int T = GLU ? 4 : 2, RW = R == 8 ? 4 : R == 4 ? 2 : 1, ITEMS = T / 2 * R / RW, PU = PartLayout<R>::UNIT, BUFS = 2;
     extern __shared__ __align__(128) uint8_t sm[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth, S = a.segs, rounds = (S + W - 1) / W;
-    const int half = a.n / 32; /* EPI_GLU: tiles of the gate half */
     uint8_t *ring = sm;
     float *parts = (float *)(ring + (size_t)W * D * U::UNIT); /* [BUFS][T][W][PU] */
     uint64_t *bars = (uint64_t *)(parts + BUFS * T * W * PU);  /* full[W][D], handed[BUFS], freed[BUFS] */
     uint64_t *handed = bars + W * D, *freed = handed + BUFS;
     uint8_t *codes = (uint8_t *)(freed + BUFS) + ((W * D & 1) ? 8 : 0);
-    float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + S * 8 * R;
-    auto unit = [&](int tb, int t, int seg) {
-        int tile = EPI == EPI_GLU ? tb * (T / 2) + t % (T / 2) + (t >= T / 2 ? half : 0) : tb * T + t;
-        return a.w + ((size_t)tile * S + seg) * U::UNIT;
-    };
+    float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + S * 8 * R, *low = sum + S * 8 * R;
     int ptb = blockIdx.x, pseg = warp, pt = 0; /* the next unit to request */
     auto request = [&](int slot) {
-        if (ptb >= g.blocks) return;
+        if (ptb >= a.blocks) return;
+        int tb = ptb, p = GLU ? pt >> 1 : part_of(a, tb);
+        const uint8_t *unit = a.part[p].w + ((size_t)(tb * 2 + (pt & 1)) * S + pseg) * U::UNIT;
         uint64_t *b = bars + warp * D + slot;
         bar_expect(b, U::UNIT);
-        bulk_copy(ring + (size_t)(warp * D + slot) * U::UNIT, unit(ptb, pt, pseg), U::UNIT, b);
+        bulk_copy(ring + (size_t)(warp * D + slot) * U::UNIT, unit, U::UNIT, b);
         if (++pt == T) { pt = 0; pseg += W; if (pseg >= S) { pseg = warp; ptb += gridDim.x; } }
     };
     if (warp < W && warp < S && !lane) {
@@ -225,20 +248,22 @@ template <class U, int R, int T, int EPI, bool STAGED> __global__ void __launch_
             *(uint4 *)(codes + i / chunks * (S * 256 + 32) + i % chunks * 16) = __ldcg((const uint4 *)(a.x.q + (size_t)(i / chunks) * cols) + i % chunks);
         for (int i = threadIdx.x; i < S * 8 * R; i += blockDim.x) {
             int gr = i / R, ok = gr < cols / 32;
-            delta[i] = ok ? __ldcg(a.x.delta + (size_t)gr * a.x.ld + i % R) : 0.0f;
-            if (U::FORM == FORM_S1M) sum[i] = ok ? __ldcg(a.x.sum + (size_t)gr * a.x.ld + i % R) : 0.0f;
+            size_t at = (size_t)gr * a.x.ld + i % R;
+            delta[i] = ok ? __ldcg(a.x.delta + at) : 0.0f;
+            if (U::FORM == FORM_S1M || U::FORM == FORM_S2M) sum[i] = ok ? __ldcg(a.x.sum + at) : 0.0f;
+            if (U::FORM == FORM_S2M) low[i] = ok ? __ldcg(a.x.low + at) : 0.0f;
         }
     }
     __syncthreads();
     int buf = 0, phase = 0;
     if (warp < W) {
         int slot = 0, ring_phase = 0;
-        for (int tb = blockIdx.x; tb < g.blocks; tb += gridDim.x)
+        for (int tb = blockIdx.x; tb < a.blocks; tb += gridDim.x)
             for (int seg = warp, r = 0; r < rounds; r++, seg += W) {
                 bar_wait(freed + buf, phase ^ 1); /* also without a segment: a warp may not run a round ahead */
                 if (seg < S) {
                     ActSource<R, STAGED, U::FORM> x;
-                    if (STAGED) x.from_shared(codes, delta, sum, S * 256, seg, lane);
+                    if (STAGED) x.from_shared(codes, delta, sum, low, S * 256, seg, lane);
                     else x.from_device(a.x, seg, lane);
 #pragma unroll 1
                     for (int t = 0; t < T; t++) {
@@ -258,7 +283,7 @@ template <class U, int R, int T, int EPI, bool STAGED> __global__ void __launch_
         return;
     }
     const int rw = warp - W;
-    for (int tb = blockIdx.x; tb < g.blocks; tb += gridDim.x) {
+    for (int tb0 = blockIdx.x; tb0 < a.blocks; tb0 += gridDim.x) {
         float y[ITEMS];
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) y[i] = 0.0f;
@@ -276,24 +301,24 @@ template <class U, int R, int T, int EPI, bool STAGED> __global__ void __launch_
             if (!lane) bar_arrive(freed + buf);
             if (++buf == BUFS) { buf = 0; phase ^= 1; }
         }
-        constexpr int OUT = EPI == EPI_GLU ? ITEMS / 2 : ITEMS;
+        constexpr int OUT = GLU ? ITEMS / 2 : ITEMS;
+        int tb = tb0, part = GLU ? 0 : part_of(a, tb), n = tb * 32 + lane;
+        const LinearPart &p = a.part[part];
 #pragma unroll
         for (int i = 0; i < OUT; i++) {
-            int pair = i * RW / R, col = (rw + i * RW) % R, n = (tb * (OUT * RW / R) + pair) * 32 + lane;
-            float v = y[i];
+            int col = (rw + i * RW) % R;
             if (col >= a.rows) continue;
-            if (EPI == EPI_GLU) v = bw_silu(v) * y[i + OUT];
-            if (EPI == EPI_GLU || EPI == EPI_QUANT) { quant_group(a.xo, col, n >> 5, lane, v); continue; }
-            if (n >= a.n) continue;
-            if (EPI == EPI_ADD) v = __ldcg(a.res + (size_t)col * a.n + n) + v;
-            a.y[(size_t)col * a.n + n] = v;
+            if (!GLU) { if (n < p.n) linear_store(p, col, n, y[i]); continue; }
+            float gate = linear_scaled(a.part[0], n, y[i]), v = (a.gelu ? bw_gelu(gate) : bw_silu(gate)) * linear_scaled(a.part[1], n, y[i + OUT]);
+            if (n < p.n) p.y[(size_t)col * p.n + n] = v;
+            if (a.xo.q) quant_group(a.xo, col, n >> 5, lane, v, a.fault, a.op);
         }
     }
 }
 
-template <class U, int R, int T, bool STAGED> inline size_t small_shared(const SmallShape &g, int segs) {
-    size_t staged = STAGED ? (size_t)R * (segs * 256 + 32) + (size_t)segs * 8 * R * 8 : 0;
-    return (size_t)g.warps * g.depth * (U::UNIT + 8) + 2 * T * g.warps * PartLayout<R>::UNIT * 4 + 48 + staged;
+template <class U> inline size_t small_shared(int R, int T, bool staged, const SmallShape &g, int segs) {
+    size_t unit = R > 2 ? R * 20 : R * 16, acts = staged ? (size_t)R * (segs * 256 + 32) + (size_t)segs * 8 * R * 12 : 0;
+    return (size_t)g.warps * g.depth * (U::UNIT + 8) + (size_t)2 * T * g.warps * unit * 4 + 48 + acts;
 }
 
 } // namespace bw

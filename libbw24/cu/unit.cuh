@@ -8,8 +8,11 @@
  * A matrix is units [row / 16][column / 256].
  *
  * A type gives: FORM, GP (groups a pack), PACKS (packs a half and r), HALF and SCALE (bytes), load_pack, unpack -> two words of
- * int8 codes, load_scale, pair -> the scales of groups 2w and 2w + 1. Codes may come multiplied by a power of two that the scale
- * takes back, exactly. */
+ * int8 codes, load_scale, pair -> the scales of groups 2w and 2w + 1 (a; b: second scale, or the minimum of S1M; S2M: mins -> the two
+ * minima). Codes may come multiplied by a power of two that the scale takes back, exactly.
+ *
+ * Types without a unit of their own are decoded at load to int8 codes with f32 scales: U_INT8 (one scale and minimum a 32, 10 bits a
+ * weight) and U_INT8H (two of each, 12 bits). A minimum of +0 adds nothing, so both serve the forms without one as well. */
 #ifndef BW24_CU_UNIT_CUH
 #define BW24_CU_UNIT_CUH
 
@@ -18,7 +21,7 @@
 
 namespace bw {
 
-enum Form { FORM_S1, FORM_S1M, FORM_S2 };
+enum Form { FORM_S1, FORM_S1M, FORM_S2, FORM_S2M };
 
 /* Streaming load: weights pass the L1 once */
 __device__ __forceinline__ uint4 ld_stream(const void *p) {
@@ -48,6 +51,12 @@ __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
 }
 /* byte i of w as a float, exact, without the conversion unit */
 __device__ __forceinline__ float byte_of(uint32_t w, int i) { return __uint_as_float(prmt(w, 0x4b000000u, 0x7440 + i)) - 8388608.0f; }
+
+/* element e of a group of int8 codes lies in word e / 4: byte offset of the code in a half of U_Q8_0's and the generic units' shape */
+__host__ __device__ inline int int8_place(int c, int row, int e) {
+    int word = e >> 2, lane = (row & 7) * 4 + (word & 3);
+    return ((c >> 1) * 2 + (row >> 3)) * 512 + lane * 16 + (c & 1) * 8 + (word >> 2) * 4 + (e & 3);
+}
 
 struct Pack4 { uint4 v; };
 struct Scale16 { uint4 v; };
@@ -162,6 +171,40 @@ struct U_Q6_K {
         a[1] = d * (byte_of(v, 2) - 128.0f); b[1] = d * (byte_of(v, 3) - 128.0f);
     }
 };
+
+/* codes as U_Q8_0; scales a row: 8 scales, then 8 minima, f32 */
+struct U_INT8 : U_Q8_0 {
+    static constexpr Form FORM = FORM_S1M;
+    static constexpr int SCALE = 1024, UNIT = 2 * HALF + SCALE;
+    struct Scale { const float *p; };
+    template <bool SHARED> static __device__ __forceinline__ Scale load_scale(const uint8_t *scales, int row) { return {(const float *)(scales + row * 64)}; }
+    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
+        float2 x = *(const float2 *)(s.p + 2 * w), m = *(const float2 *)(s.p + 8 + 2 * w);
+        a[0] = x.x; a[1] = x.y; b[0] = m.x; b[1] = m.y;
+    }
+};
+
+/* codes as U_Q8_0; scales a row: (s0, s1) of 8 groups, then (m0, m1) of 8 groups, f32 */
+struct U_INT8H : U_Q8_0 {
+    static constexpr Form FORM = FORM_S2M;
+    static constexpr int SCALE = 2048, UNIT = 2 * HALF + SCALE;
+    struct Scale { const float *p; };
+    template <bool SHARED> static __device__ __forceinline__ Scale load_scale(const uint8_t *scales, int row) { return {(const float *)(scales + row * 128)}; }
+    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
+        float4 x = *(const float4 *)(s.p + 4 * w);
+        a[0] = x.x; b[0] = x.y; a[1] = x.z; b[1] = x.w;
+    }
+    static __device__ __forceinline__ void mins(const Scale &s, int w, float *m0, float *m1) {
+        float4 x = *(const float4 *)(s.p + 16 + 4 * w);
+        m0[0] = x.x; m1[0] = x.y; m0[1] = x.z; m1[1] = x.w;
+    }
+};
+
+/* the minima of a unit's pair; nothing for the forms that keep none apart */
+template <class U> __device__ __forceinline__ void unit_mins(const typename U::Scale &s, int w, float *m0, float *m1) {
+    if constexpr (U::FORM == FORM_S2M) U::mins(s, w, m0, m1);
+    else m0[0] = m0[1] = m1[0] = m1[1] = 0.0f;
+}
 
 } // namespace bw
 #endif

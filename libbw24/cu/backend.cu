@@ -1,0 +1,410 @@
+/* Backend "cuda": opening a card, device memory, KV pages, resolving a plan into launches. Owns what the device holds; forward.cu runs it,
+ * load.cu fills weights. The CUDA runtime is linked statically and finds the driver at run time, so the library loads without one. */
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include "cuda.h"
+
+namespace bw {
+
+/* ---- errors */
+int cu_fail(bw24_ctx *c, cudaError_t e, const char *what) {
+    CuCtx *x = (CuCtx *)c->priv;
+    if (e == cudaErrorMemoryAllocation) { cudaGetLastError(); return bw_fail(BW24_E_MEMORY, "out of memory on the CUDA device for %s", what); }
+    if (x) x->dead = e;
+    return bw_fail(BW24_E_DEVICE, "the CUDA device failed (%s) at %s; the context is unusable from now on", cudaGetErrorString(e), what);
+}
+int cu_alive(bw24_ctx *c) {
+    CuCtx *x = (CuCtx *)c->priv;
+    if (x->dead) return bw_fail(BW24_E_DEVICE, "the CUDA device failed earlier (%s); the context is unusable", cudaGetErrorString(x->dead));
+    cudaError_t e = cudaSetDevice(x->device);
+    return e ? cu_fail(c, e, "cudaSetDevice") : 0;
+}
+
+int cu_alloc(bw24_model *m, void **out, size_t bytes, const char *what) {
+    cudaError_t e = cudaMalloc(out, bytes ? bytes : 16);
+    if (!e) return 0;
+    if (e != cudaErrorMemoryAllocation) return cu_fail(m->ctx, e, what);
+    cudaGetLastError();
+    size_t room = 0, total = 0;
+    cudaMemGetInfo(&room, &total);
+    return bw_fail(BW24_E_MEMORY, "out of memory on the CUDA device: %s needs %zu MiB, %zu of %zu MiB are free", what, (bytes >> 20) + 1, room >> 20, total >> 20);
+}
+
+/* device memory that lives as long as the model */
+static int model_alloc(bw24_model *m, void **out, size_t bytes, const char *what) {
+    int rc = cu_alloc(m, out, bytes, what);
+    if (rc) return rc;
+    model_of(m)->owned.push_back(*out);
+    m->work_bytes += bytes;
+    return 0;
+}
+
+/* ---- opening */
+__global__ void k_hello(int *out) { *out = 24; }
+
+static int open_error(cudaError_t e, int index) {
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    cudaGetLastError();
+    if (!driver) return bw_fail(BW24_E_DEVICE, "no CUDA device: there is no NVIDIA driver on this machine");
+    if (e == cudaErrorInsufficientDriver)
+        return bw_fail(BW24_E_DEVICE, "the NVIDIA driver is too old: it has CUDA %d.%d, this build needs %d.%d", driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (e == cudaErrorNoDevice) return bw_fail(BW24_E_DEVICE, "no CUDA device: the NVIDIA driver finds none");
+    return bw_fail(BW24_E_DEVICE, "CUDA device %d cannot be used: %s", index, cudaGetErrorString(e));
+}
+
+static int check_card(bw24_ctx *c, CuCtx *x, cudaDeviceProp *p) {
+    int count = 0;
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (!e && !count) e = cudaErrorNoDevice;
+    if (e) return open_error(e, c->device_index);
+    if (c->device_index < 0 || c->device_index >= count) return bw_fail(BW24_E_ARG, "cuda:%d: this machine has devices 0..%d", c->device_index, count - 1);
+    x->device = c->device_index;
+    if ((e = cudaSetDevice(x->device)) || (e = cudaGetDeviceProperties(p, x->device))) return open_error(e, x->device);
+    cudaFuncAttributes a;
+    e = cudaFuncGetAttributes(&a, k_hello);
+    if (e == cudaErrorInvalidDeviceFunction || e == cudaErrorNoKernelImageForDevice) {
+        cudaGetLastError();
+        return bw_fail(BW24_E_UNSUPPORTED, "this build has no code for %s (compute capability %d.%d)", p->name, p->major, p->minor);
+    }
+    return e ? open_error(e, x->device) : 0;
+}
+
+static int cuda_open(bw24_ctx *c) {
+    CuCtx *x = new CuCtx();
+    cudaDeviceProp p;
+    int rc = check_card(c, x, &p);
+    cudaError_t e = rc ? cudaSuccess : cudaStreamCreateWithFlags(&x->q.stream, cudaStreamNonBlocking);
+    if (e) rc = open_error(e, x->device);
+    if (rc) { delete x; return rc; }
+    x->q.pdl = p.major >= 9;
+    x->q.sms = p.multiProcessorCount;
+    x->q.shared_max = (int)p.sharedMemPerBlockOptin;
+    snprintf(c->isa_name, sizeof c->isa_name, "sm_%d%d", p.major, p.minor);
+    snprintf(c->device, sizeof c->device, "cuda:%d %.60s", x->device, p.name);
+    c->priv = x;
+    return 0;
+}
+
+static void cuda_close(bw24_ctx *c) {
+    CuCtx *x = (CuCtx *)c->priv;
+    for (int i = 0; i < 2; i++) {
+        if (x->stage[i]) cudaFreeHost(x->stage[i]);
+        if (x->raw[i]) cudaFree(x->raw[i]);
+        if (x->staged[i]) cudaEventDestroy(x->staged[i]);
+    }
+    cudaStreamDestroy(x->q.stream);
+    delete x;
+}
+
+/* ---- KV pages */
+bool cu_kv_format(const bw_type_info *t, int *format) {
+    static const struct { const char *name; int f; } names[] = {{"F32", KV_F32}, {"F16", KV_F16}, {"Q8_0", KV_Q8_0}, {"Q5_1", KV_Q5_1}, {"E4M3", KV_E4M3}};
+    for (auto &n : names)
+        if (!strcmp(n.name, t->name)) { *format = n.f; return true; }
+    return false;
+}
+KvPlace cu_kv_place(const bw_kv *kv) {
+    KvPlace p = {kv->offset, kv->klass, kv->desc.heads, kv->desc.dim, 0, 0};
+    cu_kv_format(kv->desc.kt, &p.k);
+    cu_kv_format(kv->desc.vt, &p.v);
+    return p;
+}
+static bool cuda_kv_supported(const bw_kv_desc *d) {
+    int k, v;
+    if (!cu_kv_format(d->kt, &k) || !cu_kv_format(d->vt, &v) || d->dim < 1 || d->dim > ATTEND_MAX_DIM) return false;
+    bool blocks = k == KV_Q8_0 || k == KV_Q5_1 || v == KV_Q8_0 || v == KV_Q5_1;
+    return !blocks || d->dim % 32 == 0;
+}
+static size_t cuda_kv_page_bytes(const bw_kv_desc *d) {
+    int k = 0, v = 0;
+    if (!cuda_kv_supported(d)) return 0;
+    cu_kv_format(d->kt, &k);
+    cu_kv_format(d->vt, &v);
+    return (size_t)d->heads * ((size_t)kv_bytes(k, d->dim) + kv_bytes(v, d->dim));
+}
+
+static uint8_t *cuda_page_new(bw24_model *m, int klass) {
+    CuModel *s = model_of(m);
+    size_t bytes = (m->class_page_bytes[klass] + 255) & ~(size_t)255;
+    if (cu_alive(m->ctx)) return NULL;
+    if (s->free_pages[klass].empty()) {
+        size_t n = ((size_t)64 << 20) / bytes;
+        n = n < 1 ? 1 : n > 64 ? 64 : n;
+        uint8_t *slab = NULL;
+        while (n && cudaMalloc(&slab, n * bytes)) { cudaGetLastError(); n /= 2; }
+        if (!n) return NULL;
+        s->slabs.push_back(slab);
+        for (size_t i = n; i--;) s->free_pages[klass].push_back(slab + i * bytes);
+    }
+    uint8_t *p = s->free_pages[klass].back();
+    if (cudaMemsetAsync(p, 0, m->class_page_bytes[klass], ctx_of(m)->q.stream)) return NULL;
+    s->free_pages[klass].pop_back();
+    return p;
+}
+static void cuda_page_free(bw24_model *m, int klass, uint8_t *data) { model_of(m)->free_pages[klass].push_back(data); }
+static void cuda_page_copy(bw24_model *m, int klass, uint8_t *dst, const uint8_t *src) {
+    cudaError_t e = cudaMemcpyAsync(dst, src, m->class_page_bytes[klass], cudaMemcpyDeviceToDevice, ctx_of(m)->q.stream);
+    if (e) cu_fail(m->ctx, e, "copying a KV page");
+}
+
+/* ---- resolving a list */
+static int upload_dense(bw24_model *m, const bw_tensor *t, const float **out) {
+    CuModel *s = model_of(m);
+    float *&d = s->dense[t];
+    *out = NULL;
+    if (!t) return 0;
+    if (!d) {
+        size_t n = (size_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]) * sizeof(float);
+        int rc = model_alloc(m, (void **)&d, n, t->name);
+        if (rc) return rc;
+        cudaError_t e = cudaMemcpy(d, t->dense, n, cudaMemcpyHostToDevice);
+        if (e) return cu_fail(m->ctx, e, t->name);
+    }
+    *out = d;
+    return 0;
+}
+
+static int add_rope(bw24_model *m, const bw_op *op, const float **cs) {
+    CuModel *s = model_of(m);
+    for (auto &r : s->ropes)
+        if (r.rot == op->i[2] && r.base == op->f[0] && r.scale == op->f[1] && r.ff == op->w[0]) { *cs = r.cs; return 0; }
+    if (s->ropes.size() == 8) return bw_fail(BW24_E_UNSUPPORTED, "backend cuda: more than 8 different rotations");
+    CuRope r = {op->i[2], op->f[0], op->f[1], op->w[0], NULL, NULL};
+    int half = r.rot / 2;
+    std::vector<double> inv((size_t)half);
+    for (int i = 0; i < half; i++) inv[(size_t)i] = bw_inv_freq(r.base, i, r.rot) / (double)(r.ff ? r.ff->dense[i] : 1.0f);
+    int rc = model_alloc(m, (void **)&r.inv, (size_t)half * sizeof(double), "a rotation");
+    if (!rc) rc = model_alloc(m, (void **)&r.cs, (size_t)m->max_rows * (size_t)r.rot * sizeof(float), "a rotation");
+    if (rc) return rc;
+    cudaError_t e = cudaMemcpy(r.inv, inv.data(), (size_t)half * sizeof(double), cudaMemcpyHostToDevice);
+    if (e) return cu_fail(m->ctx, e, "a rotation");
+    s->ropes.push_back(r);
+    *cs = r.cs;
+    return 0;
+}
+
+static int refuse(const bw_list *l, int op) {
+    char label[256];
+    bw_op_label(l, op, label, sizeof label);
+    return bw_fail(BW24_E_UNSUPPORTED, "%s: backend cuda does not run this op yet; backend cpu does", label);
+}
+
+enum { NORM_MAX = 32768 };
+static int refuse_width(const bw_list *l, int op) {
+    char label[256];
+    bw_op_label(l, op, label, sizeof label);
+    return bw_fail(BW24_E_UNSUPPORTED, "%s: backend cuda normalises rows of at most %d values", label, (int)NORM_MAX);
+}
+
+static int row_op(bw24_model *m, const bw_list *l, int index) {
+    CuModel *s = model_of(m);
+    const bw_op *op = &l->ops[index];
+    RowOp r = {};
+    auto buf = [&](int i) { return op->buf[i] >= 0 ? s->buf[(size_t)op->buf[i]] : NULL; };
+    auto width = [&](int i) { return op->buf[i] >= 0 ? (int)l->bufs[op->buf[i]].width : 0; };
+    r.op = index;
+    r.y = buf(0); r.a = buf(1); r.b = buf(2);
+    r.n = width(0); r.na = width(1); r.nb = width(2);
+    r.f = (float)op->f[0];
+    switch (op->code) {
+    case BW_OP_NORM: r.code = ROW_NORM; r.i[0] = op->i[0]; r.i[1] = op->i[1]; break;
+    case BW_OP_ADD: r.code = ROW_ADD; break;
+    case BW_OP_SCALE: r.code = ROW_SCALE; break;
+    case BW_OP_GLU: r.code = ROW_GLU; r.i[0] = op->i[0] == 1; break;
+    case BW_OP_SOFTCAP: r.code = ROW_SOFTCAP; break;
+    case BW_OP_GATE: r.code = ROW_GATE; break;
+    case BW_OP_SIGMOID: r.code = ROW_SIGMOID; break;
+    case BW_OP_SLICE: r.code = ROW_SLICE; r.i[0] = op->i[0]; r.i[1] = op->i[1]; break;
+    case BW_OP_ROPE: {
+        r.code = ROW_ROPE;
+        for (int i = 0; i < 4; i++) r.i[i] = op->i[i];
+        int rc = add_rope(m, op, &r.cs);
+        if (rc) return rc;
+        break;
+    }
+    case BW_OP_KV_APPEND: r.code = ROW_APPEND; r.kv = cu_kv_place(&l->kvs[op->kv]); r.a = buf(0); r.b = buf(1); r.na = width(0); r.nb = width(1); r.y = NULL; break;
+    default: return refuse(l, index);
+    }
+    if (op->code == BW_OP_NORM || op->code == BW_OP_SCALE) {
+        int rc = upload_dense(m, op->w[0], &r.w);
+        if (rc) return rc;
+    }
+    s->row_ops.push_back(r);
+    return 0;
+}
+
+static bool is_want(const bw_list *l, const bw_op *op) { return l->bufs[op->buf[0]].rows == BW_ROWS_WANT; }
+
+/* EMBED stands alone; the other row ops of the step form runs */
+static int resolve_rows(bw24_model *m, bw_list *l, const bw_step *st) {
+    CuModel *s = model_of(m);
+    for (int i = st->first; i < st->first + st->n; i++) {
+        const bw_op *op = &l->ops[i];
+        if (op->code == BW_OP_EMBED) {
+            if (!op->w[0]->packed) { int rc = cu_pack_tensor(m, op->w[0]); if (rc) return rc; }
+            s->steps.push_back({CU_EMBED, st, i, 1, 0, false, op->buf[0], false});
+            continue;
+        }
+        bool joins = !s->steps.empty() && s->steps.back().kind == CU_ROWS && s->steps.back().step == st;
+        if (!joins) s->steps.push_back({CU_ROWS, st, i, 0, (int)s->row_ops.size(), is_want(l, op), -1, false});
+        s->steps.back().n++;
+        int rc = row_op(m, l, i);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+static int resolve_step(bw24_model *m, bw_list *l, const bw_step *st) {
+    CuModel *s = model_of(m);
+    const bw_op *op = &l->ops[st->first];
+    const float *unused;
+    if (st->kind == BW_STEP_ROWS) return resolve_rows(m, l, st);
+    if (st->kind == BW_STEP_LINEARS) {
+        if (st->norm >= 0 && l->bufs[l->ops[st->norm].buf[0]].width > NORM_MAX) return refuse_width(l, st->norm);
+        int last = st->glu >= 0 ? st->glu : st->add >= 0 ? st->add : st->lin0 + st->n_lin - 1, rc = 0;
+        for (int i = 0; i < st->n_lin && !rc; i++) rc = upload_dense(m, l->ops[st->lin0 + i].w[1], &unused);
+        if (!rc && st->norm >= 0) rc = upload_dense(m, l->ops[st->norm].w[0], &unused);
+        s->steps.push_back({CU_LINEARS, st, st->first, st->n, 0, is_want(l, &l->ops[st->lin0]), l->ops[last].buf[0], false});
+        return rc;
+    }
+    if (op->code == BW_OP_ATTEND) s->steps.push_back({CU_ATTEND, st, st->first, 1, 0, is_want(l, op), op->buf[0], false});
+    else if (op->code == BW_OP_PICK_ROWS) s->steps.push_back({CU_PICK, st, st->first, 1, 0, true, op->buf[0], false});
+    else return refuse(l, st->first);
+    return 0;
+}
+
+static bool writes_buf(const bw_list *l, const CuStep &c, int buf) {
+    for (int i = c.first; i < c.first + c.n; i++)
+        if (l->ops[i].code != BW_OP_KV_APPEND && l->ops[i].buf[0] == buf) return true;
+    return false;
+}
+static bool step_quants(const bw_list *l, const bw_step *st) {
+    for (int i = 0; i < st->n_lin; i++)
+        if (l->ops[st->lin0 + i].w[0]->type->form != BW_FLOAT) return true;
+    return false;
+}
+static int linear_input(const bw_list *l, const CuStep &c) { return l->ops[c.step->lin0].buf[1]; }
+
+/* which buffers need a quantised form, and which producers should make it */
+static int resolve_acts(bw24_model *m, bw_list *l) {
+    CuModel *s = model_of(m);
+    size_t rows = ((size_t)m->max_rows + 127) / 128 * 128;
+    for (auto &c : s->steps) {
+        if (c.kind != CU_LINEARS || !step_quants(l, c.step)) continue;
+        int x = linear_input(l, c);
+        int64_t w = l->bufs[x].width;
+        if (s->acts[(size_t)x]) continue;
+        int rc = model_alloc(m, (void **)&s->acts[(size_t)x], rows * (size_t)w + rows * (size_t)(w / 32) * 12, "quantised activations");
+        if (rc) return rc;
+    }
+    for (size_t i = 0; i < s->steps.size(); i++) {
+        CuStep &c = s->steps[i];
+        if (c.out < 0 || !s->acts[(size_t)c.out]) continue;
+        for (size_t j = i + 1; j < s->steps.size(); j++) {
+            const CuStep &r = s->steps[j];
+            if (r.kind == CU_LINEARS && r.step->norm < 0 && linear_input(l, r) == c.out && step_quants(l, r.step)) { c.quant_out = true; break; }
+            if (writes_buf(l, r, c.out)) break;
+        }
+    }
+    return 0;
+}
+
+static int make_memory(bw24_model *m, bw_list *l) {
+    CuModel *s = model_of(m);
+    s->buf.assign((size_t)l->n_bufs, NULL);
+    s->acts.assign((size_t)l->n_bufs, NULL);
+    for (int i = 0; i < l->n_bufs; i++) {
+        free(l->mem[i]); /* activations live on the device */
+        l->mem[i] = NULL;
+        if (i == l->logits) continue;
+        m->work_bytes -= ((size_t)m->max_rows * (size_t)l->bufs[i].width * sizeof(float) + 63) & ~(size_t)63;
+        int rc = model_alloc(m, (void **)&s->buf[(size_t)i], (size_t)m->max_rows * (size_t)l->bufs[i].width * sizeof(float), l->bufs[i].name);
+        if (rc) return rc;
+    }
+    s->logits_rows = m->max_rows < WANT_CHUNK ? m->max_rows : WANT_CHUNK;
+    size_t vocab = (size_t)l->bufs[l->logits].width, pages = (size_t)(m->max_context / BW_PAGE_TOKENS + 2) * BW_MAX_CLASS;
+    int rc = model_alloc(m, (void **)&s->buf[(size_t)l->logits], (size_t)s->logits_rows * vocab * sizeof(float), "logits");
+    if (rc) return rc;
+    s->step_cap = 256 + (size_t)m->max_rows * 4 * (4 + 2 * BW_MAX_CLASS) + 16 * pages * 8;
+    if ((rc = model_alloc(m, (void **)&s->step_dev, s->step_cap, "the rows of a step"))) return rc;
+    cudaError_t e = cudaHostAlloc(&s->step_host, s->step_cap, cudaHostAllocDefault);
+    if (!e) e = cudaHostAlloc(&s->logits_host, (size_t)s->logits_rows * vocab * sizeof(float), cudaHostAllocDefault);
+    for (int i = 0; i < 2 && !e; i++) e = cudaEventCreateWithFlags(&s->pace[i], cudaEventDisableTiming);
+    return e ? cu_fail(m->ctx, e, "pinned memory") : 0;
+}
+
+static CuModel *state_of(bw24_model *m) {
+    if (!m->priv) m->priv = new CuModel();
+    return model_of(m);
+}
+
+static int cuda_prepare_tensor(bw24_model *m, bw_tensor *t) {
+    state_of(m);
+    return cu_pack_tensor(m, t);
+}
+
+static int cuda_prepare_list(bw24_model *m, bw_list *l) {
+    CuModel *s = state_of(m);
+    int rc = cu_alive(m->ctx);
+    if (s->list) return bw_fail(BW24_E_UNSUPPORTED, "list %s: backend cuda runs one list a model", l->role);
+    if (!rc) rc = make_memory(m, l);
+    s->list = l;
+    for (int i = 0; i < l->plan->n_steps && !rc; i++) rc = resolve_step(m, l, &l->plan->steps[i]);
+    if (!rc) rc = resolve_acts(m, l);
+    size_t bytes = s->row_ops.size() * sizeof(RowOp);
+    if (!rc && bytes) rc = model_alloc(m, (void **)&s->row_mem, bytes, "row ops");
+    if (rc || !bytes) return rc;
+    cudaError_t e = cudaMemcpy(s->row_mem, s->row_ops.data(), bytes, cudaMemcpyHostToDevice);
+    return e ? cu_fail(m->ctx, e, "row ops") : 0;
+}
+
+static void cuda_free_tensor(bw_tensor *t) {
+    CuMatrix *x = (CuMatrix *)t->packed;
+    if (x->w) cudaFree(x->w);
+    free(x);
+}
+
+void cu_drop_graphs(CuModel *s) {
+    for (auto &g : s->graph)
+        if (g.exec) { cudaGraphExecDestroy(g.exec); g.exec = NULL; }
+}
+
+static void cuda_free_model(bw24_model *m) {
+    CuModel *s = model_of(m);
+    cudaSetDevice(ctx_of(m)->device);
+    cudaStreamSynchronize(ctx_of(m)->q.stream);
+    if (!s) return;
+    cu_drop_graphs(s);
+    for (void *p : s->owned) cudaFree(p);
+    for (uint8_t *p : s->slabs) cudaFree(p);
+    if (s->step_host) cudaFreeHost(s->step_host);
+    if (s->logits_host) cudaFreeHost(s->logits_host);
+    for (auto &e : s->pace)
+        if (e) cudaEventDestroy(e);
+    delete s;
+    m->priv = NULL;
+}
+
+} // namespace bw
+
+static bw_backend make_backend() {
+    bw_backend b = {};
+    b.name = "cuda";
+    b.kv_page_bytes = bw::cuda_kv_page_bytes;
+    b.kv_supported = bw::cuda_kv_supported;
+    b.page_new = bw::cuda_page_new;
+    b.page_free = bw::cuda_page_free;
+    b.page_copy = bw::cuda_page_copy;
+    b.open = bw::cuda_open;
+    b.close = bw::cuda_close;
+    b.prepare_tensor = bw::cuda_prepare_tensor;
+    b.prepare_list = bw::cuda_prepare_list;
+    b.free_tensor = bw::cuda_free_tensor;
+    b.free_model = bw::cuda_free_model;
+    b.forward = bw::cu_forward;
+    return b;
+}
+extern "C" const bw_backend bw_backend_cuda = make_backend();

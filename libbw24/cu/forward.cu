@@ -1,0 +1,363 @@
+/* One forward pass on the device: the step's rows go up, the resolved steps are launched (or replayed as one graph), faults and logits come down.
+ * Owns the choice of kernels and the graphs. Work of a step depends on its number of rows alone: positions, tokens and page tables are read from
+ * device memory, so a graph serves every context length. */
+#include <cstring>
+#include "cuda.h"
+#include "op_attend_any.cuh"
+#include "op_float.cuh"
+#include "op_rows.cuh"
+
+namespace bw {
+
+/* what the launches of one pass share */
+struct Pass {
+    bw24_model *m;
+    bw_list *l;
+    CuModel *s;
+    Queue *q;
+    StepRows rows;
+    std::vector<char> quantised; /* per buffer: its quantised form is current */
+};
+
+static float *buf_of(const Pass &p, int b) { return p.s->buf[(size_t)b]; }
+static int width_of(const Pass &p, int b) { return (int)p.l->bufs[b].width; }
+static int rows_of(const Pass &p, const CuStep &c) { return c.want ? p.rows.n_want : p.rows.n; }
+static const float *dense_of(const Pass &p, const bw_tensor *t) { return t ? p.s->dense.at(t) : NULL; }
+
+/* the quantised form of a buffer for n rows: codes, then scales and sums */
+static Acts acts_of(const Pass &p, int b, int n) {
+    Acts a = {};
+    size_t cap = ((size_t)p.m->max_rows + 127) / 128 * 128;
+    a.cols = width_of(p, b);
+    a.ld = n <= 8 ? 8 : n <= 32 ? 32 : (n + 127) / 128 * 128;
+    a.q = p.s->acts[(size_t)b];
+    if (!a.q) return a;
+    a.delta = (float *)(a.q + cap * (size_t)a.cols);
+    a.sum = a.delta + cap * (size_t)(a.cols / 32);
+    a.low = a.sum + cap * (size_t)(a.cols / 32);
+    return a;
+}
+/* rows [r0, r0 + 8) of it */
+static Acts acts_from(const Acts &a, int r0) {
+    Acts b = a;
+    b.q += (size_t)r0 * (size_t)a.cols;
+    b.delta += r0; b.sum += r0; b.low += r0;
+    return b;
+}
+
+/* ---- LINEAR */
+static LinearPart part_for(const Pass &p, const bw_op *op) {
+    const CuMatrix *x = (const CuMatrix *)op->w[0]->packed;
+    return {x->w, dense_of(p, op->w[1]), NULL, buf_of(p, op->buf[0]), x->scale, x->rows, x->blocks};
+}
+static const CuMatrix *matrix_of(const bw_op *op) { return (const CuMatrix *)op->w[0]->packed; }
+
+/* parts over one input; many rows go to the GEMM, or in eights where it does not fit the card */
+static void run_parts(Pass &p, const LinearKernels *k, LinearArgs a, bool glu, int n) {
+    if (n > SMALL_ROWS && !glu && k->gemm_fits(*p.q)) {
+        LinearArgs one = a;
+        one.n_parts = 1;
+        one.rows = n;
+        for (int i = 0; i < a.n_parts; i++) { one.part[0] = a.part[i]; k->gemm(*p.q, one); }
+        return;
+    }
+    Acts x = a.x, xo = a.xo;
+    LinearPart part[3] = {a.part[0], a.part[1], a.part[2]};
+    for (int r0 = 0; r0 < n; r0 += 8) {
+        a.rows = n - r0 < 8 ? n - r0 : 8;
+        a.x = acts_from(x, r0);
+        if (xo.q) a.xo = acts_from(xo, r0);
+        for (int i = 0; i < a.n_parts; i++) {
+            a.part[i].y = part[i].y + (size_t)r0 * (size_t)part[i].n;
+            if (part[i].res) a.part[i].res = part[i].res + (size_t)r0 * (size_t)part[i].n;
+        }
+        k->small(*p.q, a, glu);
+    }
+}
+
+static void float_linear(Pass &p, const bw_op *op, const LinearPart &part, int n) {
+    const CuMatrix *x = matrix_of(op);
+    FloatArgs a = {part, buf_of(p, op->buf[1]), x->float_type, x->cols, n};
+    launch(*p.q, k_linear_float, dim3((unsigned)((x->rows + 31) / 32), (unsigned)((n + 7) / 8)), 256, 0, a);
+}
+
+/* the step's matrices, those of one unit type side by side in one launch */
+static void plain_linears(Pass &p, const CuStep &c, const Acts &x, int n) {
+    const bw_step *st = c.step;
+    for (int i = 0; i < st->n_lin;) {
+        const bw_op *op = &p.l->ops[st->lin0 + i];
+        const LinearKernels *k = matrix_of(op)->k;
+        LinearArgs a = {};
+        a.x = x;
+        a.segs = matrix_of(op)->segs;
+        a.fault = p.rows.fault;
+        a.op = st->lin0 + i;
+        int taken = 0;
+        for (; i < st->n_lin && taken < 3; i++, taken++) {
+            const bw_op *next = &p.l->ops[st->lin0 + i];
+            if (matrix_of(next)->k != k || (!k && taken)) break;
+            LinearPart &part = a.part[taken];
+            part = part_for(p, next);
+            if (st->add >= 0) {
+                const bw_op *add = &p.l->ops[st->add];
+                part.res = buf_of(p, add->buf[1] == next->buf[0] ? add->buf[2] : add->buf[1]);
+                part.y = buf_of(p, add->buf[0]);
+            }
+            a.blocks += part.blocks;
+            a.n_parts++;
+        }
+        if (k) run_parts(p, k, a, false, n);
+        else float_linear(p, op, a.part[0], n);
+    }
+}
+
+static void glu_linears(Pass &p, const CuStep &c, const Acts &x, int n) {
+    const bw_step *st = c.step;
+    const bw_op *g = &p.l->ops[st->lin0], *u = g + 1, *glu = &p.l->ops[st->glu];
+    Acts out = {};
+    if (c.quant_out) out = acts_of(p, glu->buf[0], n);
+    const CuMatrix *gm = matrix_of(g), *um = matrix_of(u);
+    if (gm->k && gm->k == um->k && (n <= SMALL_ROWS || !gm->k->gemm_fits(*p.q))) {
+        LinearArgs a = {};
+        a.part[0] = part_for(p, g);
+        a.part[1] = part_for(p, u);
+        a.part[0].y = buf_of(p, glu->buf[0]);
+        a.x = x;
+        a.xo = out;
+        a.n_parts = 2;
+        a.blocks = gm->blocks;
+        a.segs = gm->segs;
+        a.gelu = glu->i[0] == 1;
+        a.fault = p.rows.fault;
+        a.op = st->glu;
+        run_parts(p, gm->k, a, true, n);
+    } else {
+        plain_linears(p, c, x, n);
+        int w = width_of(p, glu->buf[0]);
+        launch(*p.q, k_quant<true>, dim3((unsigned)((w + 255) / 256), (unsigned)n), 256, 0, (const float *)buf_of(p, g->buf[0]), (const float *)buf_of(p, u->buf[0]),
+               buf_of(p, glu->buf[0]), out, w, (int)(glu->i[0] == 1), p.rows.fault, st->glu);
+    }
+    p.quantised[(size_t)glu->buf[0]] = c.quant_out;
+}
+
+static void run_norm(Pass &p, const bw_op *op, int index, const Acts &o, int n) {
+    NormArgs a = {buf_of(p, op->buf[1]), dense_of(p, op->w[0]), buf_of(p, op->buf[0]), o, width_of(p, op->buf[0]), op->i[1], (float)op->f[0], p.rows.fault, index};
+    int segs = (a.n + 255) / 256;
+    if (segs <= 16) launch(*p.q, k_norm_quant<1>, dim3((unsigned)n), 32 * segs, 0, a);
+    else if (segs <= 32) launch(*p.q, k_norm_quant<2>, dim3((unsigned)n), 512, 0, a);
+    else launch(*p.q, k_norm_quant<8>, dim3((unsigned)n), 512, 0, a);
+}
+
+static void run_linears(Pass &p, const CuStep &c) {
+    const bw_step *st = c.step;
+    int n = rows_of(p, c), x = p.l->ops[st->lin0].buf[1];
+    bool quant = false;
+    for (int i = 0; i < st->n_lin; i++) quant |= matrix_of(&p.l->ops[st->lin0 + i])->k != NULL;
+    Acts a = {};
+    if (quant) a = acts_of(p, x, n);
+    if (st->norm >= 0) {
+        run_norm(p, &p.l->ops[st->norm], st->lin0, a, n);
+        p.quantised[(size_t)x] = quant;
+    } else if (quant && !p.quantised[(size_t)x]) {
+        int w = width_of(p, x);
+        launch(*p.q, k_quant<false>, dim3((unsigned)((w / 32 + 7) / 8), (unsigned)n), 256, 0, (const float *)buf_of(p, x), (const float *)NULL, (float *)NULL, a, w, 0,
+               p.rows.fault, st->lin0);
+        p.quantised[(size_t)x] = 1;
+    }
+    if (st->glu >= 0) return glu_linears(p, c, a, n);
+    plain_linears(p, c, a, n);
+    for (int i = 0; i < st->n_lin; i++) p.quantised[(size_t)p.l->ops[st->lin0 + i].buf[0]] = 0;
+    if (st->add >= 0) p.quantised[(size_t)p.l->ops[st->add].buf[0]] = 0;
+}
+
+/* ---- the other steps */
+static void run_embed(Pass &p, const CuStep &c) {
+    const bw_op *op = &p.l->ops[c.first];
+    const CuMatrix *x = matrix_of(op);
+    EmbedArgs a = {x->w, buf_of(p, op->buf[0]), x->cols, x->segs, x->k ? x->minima : x->float_type, (float)op->f[0]};
+    if (x->k) x->k->embed(*p.q, a, p.rows);
+    else launch(*p.q, k_embed_float, dim3((unsigned)p.rows.n), 256, 0, a, p.rows);
+    p.quantised[(size_t)op->buf[0]] = 0;
+}
+
+static void run_rows(Pass &p, const CuStep &c) {
+    int most = 256;
+    for (int i = 0; i < c.n; i++) {
+        const RowOp &o = p.s->row_ops[(size_t)(c.rows_at + i)];
+        if (o.n > most || o.na > most) most = o.n > o.na ? o.n : o.na;
+        if (o.code != ROW_APPEND) p.quantised[(size_t)p.l->ops[c.first + i].buf[0]] = 0;
+    }
+    int threads = rows_of(p, c) > 132 || most <= 512 ? 256 : 512;
+    launch(*p.q, k_rows, dim3((unsigned)rows_of(p, c)), threads, 0, (const RowOp *)(p.s->row_mem + c.rows_at), c.n, (int)c.want, p.rows);
+}
+
+static void run_attend(Pass &p, const CuStep &c) {
+    const bw_op *op = &p.l->ops[c.first];
+    const bw_kv *kv = &p.l->kvs[op->kv];
+    int n = rows_of(p, c);
+    AttendArgs a = {};
+    a.kv = cu_kv_place(kv);
+    a.q = buf_of(p, op->buf[1]);
+    a.y = buf_of(p, op->buf[0]);
+    a.heads = op->i[0];
+    a.window = (int)kv->window;
+    a.want = c.want;
+    a.op = c.first;
+    a.c = (float)(op->f[0] * 1.4426950408889634);
+    launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.rows);
+    p.quantised[(size_t)op->buf[0]] = 0;
+}
+
+static void run_pick(Pass &p, const CuStep &c) {
+    const bw_op *op = &p.l->ops[c.first];
+    int w = width_of(p, op->buf[0]);
+    launch(*p.q, k_pick, dim3((unsigned)p.rows.n_want, (unsigned)((w + 2047) / 2048)), 256, 0, buf_of(p, op->buf[0]), (const float *)buf_of(p, op->buf[1]), w, p.rows);
+    p.quantised[(size_t)op->buf[0]] = 0;
+}
+
+/* all launches of a pass. Eager: looks at the cancel flag, at most 32 steps ahead of the device. */
+static int run_steps(Pass &p, bool eager) {
+    CuRope *r = p.s->ropes.data();
+    RopeTables t = {};
+    t.n = (int)p.s->ropes.size();
+    for (int i = 0; i < t.n; i++) t.t[i] = {r[i].inv, r[i].cs, r[i].scale, r[i].rot};
+    if (t.n) launch(*p.q, k_rope_tables, dim3((unsigned)p.rows.n, (unsigned)t.n), 128, 0, t, p.rows);
+    int done = 0;
+    for (const CuStep &c : p.s->steps) {
+        if (!rows_of(p, c)) continue;
+        switch (c.kind) {
+        case CU_EMBED: run_embed(p, c); break;
+        case CU_ROWS: run_rows(p, c); break;
+        case CU_LINEARS: run_linears(p, c); break;
+        case CU_ATTEND: run_attend(p, c); break;
+        case CU_PICK: run_pick(p, c); break;
+        }
+        if (!eager || ++done % 16) continue;
+        int turn = done / 16 & 1;
+        if (!p.q->error && done > 16) p.q->error = cudaEventSynchronize(p.s->pace[turn]);
+        if (!p.q->error) p.q->error = cudaEventRecord(p.s->pace[turn], p.q->stream);
+        if (atomic_load(&p.m->ctx->cancel)) return bw_fail(BW24_E_CANCELLED, "cancelled");
+    }
+    size_t n = (size_t)p.rows.n_want * (size_t)width_of(p, p.l->logits);
+    if (n) launch(*p.q, k_finite, dim3((unsigned)(n + 2047) / 2048 < 264 ? (unsigned)((n + 2047) / 2048) : 264), 256, 0, (const float *)buf_of(p, p.l->logits), n, p.rows.fault, p.l->n_ops - 1);
+    return 0;
+}
+
+/* ---- the step's rows: fault word, eight arrays of n entries (tables: one for each class), page pointers */
+static int fill_rows(bw24_model *m, CuModel *s, const bw_batch *b, StepRows *out, size_t *bytes) {
+    const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64, ints = (4 + 2 * C) * n, at_pages = (head + ints * 4 + 63) & ~(size_t)63;
+    size_t pages = 0;
+    for (int i = 0; i < b->all.n_runs; i++) pages += (size_t)b->all.runs[i].seq->n_pages * (size_t)m->n_classes;
+    *bytes = at_pages + pages * sizeof(uint8_t *);
+    if (*bytes > s->step_cap) return bw_fail(BW24_E_MEMORY, "the page tables of %d rows take %zu bytes, backend cuda has room for %zu", b->n, *bytes, s->step_cap);
+    uint8_t *h = s->step_host;
+    int *token = (int *)(h + head), *pos = token + n, *want_pos = pos + n, *want_row = want_pos + n, *table = want_row + n, *want_table = table + C * n;
+    uint8_t **to = (uint8_t **)(h + at_pages);
+    *(int *)h = NO_FAULT;
+    int at = 0;
+    for (int r = 0; r < b->all.n_runs; r++) {
+        const bw_run *run = &b->all.runs[r];
+        for (int c = 0; c < m->n_classes; c++) {
+            for (int i = run->first; i < run->first + run->n; i++) table[(size_t)c * n + (size_t)i] = at;
+            if (run->seq->n_pages) memcpy(to + at, run->seq->data[c], (size_t)run->seq->n_pages * sizeof *to);
+            at += run->seq->n_pages;
+        }
+    }
+    for (size_t i = 0; i < n; i++) { token[i] = b->token[i]; pos[i] = (int)b->all.pos[i]; }
+    for (int i = 0; i < b->want.n; i++) {
+        want_pos[i] = (int)b->want.pos[i];
+        want_row[i] = b->want.row[i];
+        for (size_t c = 0; c < C; c++) want_table[c * (size_t)b->want.n + (size_t)i] = table[c * n + (size_t)b->want.row[i]];
+    }
+    const ptrdiff_t d = s->step_dev - h;
+    auto dev = [&](const int *p) { return (const int *)((const uint8_t *)p + d); };
+    *out = {(int *)s->step_dev, dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table), dev(want_table), (uint8_t *const *)(s->step_dev + at_pages), b->n, b->want.n};
+    return 0;
+}
+
+/* room for the wanted rows; what pointed at the old logits is pointed at the new */
+static int grow_logits(bw24_model *m, CuModel *s, int want) {
+    if (want <= s->logits_rows) return 0;
+    bw_list *l = s->list;
+    float *old = s->buf[(size_t)l->logits], *grown = NULL;
+    int rc = cu_alloc(m, (void **)&grown, (size_t)want * (size_t)l->bufs[l->logits].width * sizeof(float), "logits");
+    if (rc) return rc;
+    for (auto &p : s->owned)
+        if (p == old) p = grown;
+    cudaFree(old);
+    s->buf[(size_t)l->logits] = grown;
+    for (auto &o : s->row_ops) {
+        if (o.y == old) o.y = grown;
+        if (o.a == old) o.a = grown;
+        if (o.b == old) o.b = grown;
+    }
+    cu_drop_graphs(s);
+    s->logits_rows = want;
+    cudaError_t e = s->row_ops.empty() ? cudaSuccess : cudaMemcpy(s->row_mem, s->row_ops.data(), s->row_ops.size() * sizeof(RowOp), cudaMemcpyHostToDevice);
+    return e ? cu_fail(m->ctx, e, "row ops") : 0;
+}
+
+/* the first step of a width runs eagerly, the second is captured */
+static cudaError_t run_graph(Pass &p, CuGraph &g) {
+    if (!g.exec) {
+        cudaGraph_t graph = NULL;
+        cudaError_t e = cudaStreamBeginCapture(p.q->stream, cudaStreamCaptureModeThreadLocal);
+        if (e) return e;
+        run_steps(p, false);
+        e = cudaStreamEndCapture(p.q->stream, &graph);
+        if (!e && !p.q->error) e = cudaGraphInstantiate(&g.exec, graph, 0);
+        if (graph) cudaGraphDestroy(graph);
+        if (e || p.q->error) return e ? e : p.q->error;
+    }
+    return cudaGraphLaunch(g.exec, p.q->stream);
+}
+
+static int launch_pass(Pass &p) {
+    int n = p.rows.n;
+    if (n > GRAPH_ROWS || p.rows.n_want != n || !p.m->ctx->fuse) return run_steps(p, true);
+    CuGraph &g = p.s->graph[n];
+    if (!g.uses++) return run_steps(p, true);
+    cudaError_t e = run_graph(p, g);
+    return e ? cu_fail(p.m->ctx, e, "a graph") : 0;
+}
+
+static int fetch(const Pass &p, float *logits) {
+    size_t vocab = (size_t)width_of(p, p.l->logits), chunk = WANT_CHUNK;
+    if (chunk > (size_t)p.s->logits_rows) chunk = (size_t)p.s->logits_rows;
+    cudaStream_t s = p.q->stream;
+    int fault = 0;
+    cudaError_t e = cudaMemcpyAsync(p.s->step_host, p.rows.fault, sizeof(int), cudaMemcpyDeviceToHost, s);
+    for (size_t at = 0, n = (size_t)p.rows.n_want; !e && (at < n || !at); at += chunk) {
+        size_t rows = n - at < chunk ? n - at : chunk;
+        if (rows) e = cudaMemcpyAsync(p.s->logits_host, buf_of(p, p.l->logits) + at * vocab, rows * vocab * sizeof(float), cudaMemcpyDeviceToHost, s);
+        if (!e) e = cudaStreamSynchronize(s);
+        if (!e) memcpy(&fault, p.s->step_host, sizeof fault);
+        if (!e && rows && fault == NO_FAULT) memcpy(logits + at * vocab, p.s->logits_host, rows * vocab * sizeof(float));
+    }
+    if (e) return cu_fail(p.m->ctx, e, "a step");
+    if (fault == NO_FAULT) return 0;
+    char label[256];
+    bw_op_label(p.l, fault, label, sizeof label);
+    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
+}
+
+int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
+    CuModel *s = model_of(m);
+    CuCtx *c = ctx_of(m);
+    int rc = cu_alive(m->ctx);
+    if (!rc) rc = grow_logits(m, s, b->want.n);
+    if (rc) return rc;
+    Pass p = {m, l, s, &c->q, {}, std::vector<char>((size_t)l->n_bufs, 0)};
+    size_t bytes;
+    if ((rc = fill_rows(m, s, b, &p.rows, &bytes))) return rc;
+    c->q.error = cudaMemcpyAsync(s->step_dev, s->step_host, bytes, cudaMemcpyHostToDevice, c->q.stream);
+    rc = launch_pass(p);
+    if (!rc && c->q.error) rc = cu_fail(m->ctx, c->q.error, "a launch");
+    if (rc) {
+        cudaError_t e = cudaStreamSynchronize(c->q.stream);
+        return e && !c->dead ? cu_fail(m->ctx, e, "a step") : rc;
+    }
+    return fetch(p, logits);
+}
+
+} // namespace bw

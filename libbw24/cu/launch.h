@@ -1,0 +1,49 @@
+/* How the host starts kernels, and the tables of LINEAR kernels by unit. Host side of the CUDA backend; knows no list. */
+#ifndef BW24_CU_LAUNCH_H
+#define BW24_CU_LAUNCH_H
+
+#include <cuda_runtime.h>
+#include "op_linear.cuh"
+#include "pack.cuh"
+
+namespace bw {
+
+/* A stream and what its card allows. The first error stays; later launches do nothing. */
+struct Queue {
+    cudaStream_t stream;
+    bool pdl;          /* programmatic dependent launch: compute capability 9.0 and up */
+    int sms, shared_max; /* multiprocessors; bytes of shared memory that a block may ask for */
+    cudaError_t error;
+};
+
+template <class... P, class... A> void launch(Queue &q, void (*kernel)(P...), dim3 grid, int threads, size_t shared, A... args) {
+    if (q.error || !grid.x || !grid.y || !grid.z) return;
+    if (shared > 48 * 1024) q.error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    if (q.error) return;
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute at[1];
+    c.gridDim = grid;
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = shared;
+    c.stream = q.stream;
+    at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    at[0].val.programmaticStreamSerializationAllowed = 1;
+    c.attrs = at;
+    c.numAttrs = q.pdl ? 1 : 0;
+    q.error = cudaLaunchKernelEx(&c, kernel, P(args)...);
+}
+
+/* kernels of one unit type; one file linear_*.cu each, so that they compile side by side */
+struct LinearKernels {
+    const char *name;
+    int unit;                                          /* bytes */
+    bool (*gemm_fits)(const Queue &q);
+    void (*small)(Queue &q, const LinearArgs &a, bool glu); /* rows <= 8 */
+    void (*gemm)(Queue &q, const LinearArgs &a);       /* one part, any rows; acts padded to 128 rows */
+    void (*embed)(Queue &q, const EmbedArgs &a, const StepRows &s);
+    void (*pack)(Queue &q, const PackArgs &a);         /* NULL: the host makes the units */
+};
+extern const LinearKernels linear_q4_0, linear_q4_k, linear_nvfp4, linear_q8_0, linear_q6_k, linear_int8, linear_int8h;
+
+} // namespace bw
+#endif

@@ -1,0 +1,6 @@
+/* LINEAR kernels of units U_INT8H: the types without a unit of their own, decoded at load by the host */
+#include "linear_kernels.cuh"
+
+namespace bw {
+extern BW_LINEAR_KERNELS(linear_int8h, U_INT8H, false, nullptr)
+}

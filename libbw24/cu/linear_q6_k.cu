@@ -1,0 +1,6 @@
+/* LINEAR kernels of units U_Q6_K */
+#include "linear_kernels.cuh"
+
+namespace bw {
+extern BW_LINEAR_KERNELS(linear_q6_k, U_Q6_K, true, linear_pack<U_Q6_K>)
+}

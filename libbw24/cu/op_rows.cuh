@@ -1,0 +1,172 @@
+/* The row ops: NORM and quantisation as kernels of their own, and an interpreter for a run of row-local ops (docs/numerics.md §4, §5, §7).
+ * Owns the mapping of a row to threads. Knows no list: operands come resolved as RowOp. */
+#ifndef BW24_CU_OP_ROWS_CUH
+#define BW24_CU_OP_ROWS_CUH
+
+#include "device.cuh"
+#include "rows.cuh"
+
+namespace bw {
+
+struct NormArgs {
+    const float *x; /* [rows][n] */
+    const float *w; /* [n] or NULL */
+    float *y;       /* [rows][n] or NULL */
+    Acts o;         /* o.q NULL: not wanted */
+    int n, l2;
+    float eps;
+    int *fault, op;
+};
+
+/* One block a row; a warp takes segments of 256 columns, lane l columns l, l + 32, ..., so a register index is a quantisation group.
+ * SEGS: most segments a warp may hold; the row is read once. */
+template <int SEGS> __global__ void __launch_bounds__(512) k_norm_quant(NormArgs a) {
+    __shared__ float part[128];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, S = (a.n + 255) / 256, row = blockIdx.x;
+    const float *x = a.x + (size_t)row * a.n;
+    float v[SEGS][8], w[SEGS > 2 ? 1 : SEGS][8]; /* up to 2: read before the wait */
+#pragma unroll
+    for (int i = 0; i < SEGS; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int c = (warp + i * warps) * 256 + j * 32 + lane;
+            if (SEGS <= 2) w[SEGS > 2 ? 0 : i][j] = a.w && c < a.n ? __ldg(a.w + c) : 1.0f;
+        }
+    pdl_trigger();
+    pdl_wait();
+#pragma unroll
+    for (int i = 0; i < SEGS; i++) {
+        float p = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int c = (warp + i * warps) * 256 + j * 32 + lane;
+            v[i][j] = c < a.n ? __ldcg(x + c) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) p = fmaf(v[i][j], v[i][j], p);
+        p = warp_tree(p);
+        if (!lane && warp + i * warps < S) part[warp + i * warps] = p;
+    }
+    __syncthreads();
+    float total = 0.0f;
+#pragma unroll 8
+    for (int s = 0; s < S; s++) total = total + part[s];
+    float r = 1.0f / sqrtf((a.l2 ? total : total / (float)a.n) + a.eps);
+#pragma unroll
+    for (int i = 0; i < SEGS; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int g = (warp + i * warps) * 8 + j, c = g * 32 + lane;
+            if (g * 32 >= a.n) continue;
+            float wc = SEGS <= 2 ? w[SEGS > 2 ? 0 : i][j] : a.w && c < a.n ? __ldg(a.w + c) : 1.0f;
+            float y = a.w ? (v[i][j] * r) * wc : v[i][j] * r;
+            if (a.y && c < a.n) a.y[(size_t)row * a.n + c] = y;
+            if (a.o.q) quant_group(a.o, row, g, lane, y, a.fault, a.op);
+        }
+}
+
+/* quantise [rows][n]; GLU: of act(x) * up, which is written to y as well. One warp a group of 32; n need not be a multiple of it for GLU without o. */
+template <bool GLU> __global__ void __launch_bounds__(256) k_quant(const float *x, const float *up, float *y, Acts o, int n, int gelu, int *fault, int op) {
+    int lane = threadIdx.x & 31, g = blockIdx.x * 8 + (threadIdx.x >> 5), row = blockIdx.y, c = g * 32 + lane;
+    pdl_trigger();
+    pdl_wait();
+    if (g * 32 >= n) return;
+    size_t at = (size_t)row * n + c;
+    float v = c < n ? __ldcg(x + at) : 0.0f;
+    if (GLU && c < n) {
+        v = (gelu ? bw_gelu(v) : bw_silu(v)) * __ldcg(up + at);
+        y[at] = v;
+    }
+    if (o.q) quant_group(o, row, g, lane, v, fault, op);
+}
+
+/* rotation tables of the step's rows: cs [rows][rot] as rope.h lays them out; inv [rot / 2] inverse frequency / factor */
+struct RopeTable { const double *inv; float *cs; double scale; int rot; };
+struct RopeTables { RopeTable t[8]; int n; };
+static __global__ void __launch_bounds__(128) k_rope_tables(RopeTables a, StepRows s) {
+    pdl_trigger();
+    pdl_wait();
+    const RopeTable &t = a.t[blockIdx.y];
+    int row = blockIdx.x, half = t.rot / 2;
+    for (int k = threadIdx.x; k < half; k += blockDim.x)
+        bw_sincos(((double)s.pos[row] * t.inv[k]) * t.scale, t.cs + (size_t)row * t.rot + half + k, t.cs + (size_t)row * t.rot + k);
+}
+
+static __global__ void __launch_bounds__(256) k_pick(float *y, const float *x, int n, StepRows s) {
+    pdl_trigger();
+    pdl_wait();
+    const float *from = x + (size_t)s.want_row[blockIdx.x] * n;
+    for (int i = threadIdx.x + blockIdx.y * 256; i < n; i += 256 * gridDim.y) y[(size_t)blockIdx.x * n + i] = __ldcg(from + i);
+}
+
+static __global__ void __launch_bounds__(256) k_finite(const float *x, size_t n, int *fault, int op) {
+    pdl_trigger();
+    pdl_wait();
+    bool bad = false;
+    for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (size_t)gridDim.x * 256) bad |= not_finite(__ldcg(x + i));
+    if (bad) report_fault(fault, op);
+}
+
+/* ---- the interpreter */
+__device__ __forceinline__ void row_norm(const RowOp &o, const float *x, float *y) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, heads = o.i[0], n = o.n / heads;
+    for (int h = warp; h < heads; h += blockDim.x >> 5) {
+        const float *xh = x + h * n;
+        float total = 0.0f;
+        for (int s = 0; s < n; s += 256) {
+            float p = 0.0f;
+            for (int c = s + lane; c < n && c < s + 256; c += 32) { float v = xh[c]; p = fmaf(v, v, p); }
+            total = total + warp_tree(p);
+        }
+        float r = 1.0f / sqrtf((o.i[1] ? total : total / (float)n) + o.f);
+        for (int c = lane; c < n; c += 32) y[h * n + c] = o.w ? (xh[c] * r) * __ldg(o.w + c) : xh[c] * r;
+    }
+}
+
+__device__ __forceinline__ void row_rope(const RowOp &o, float *x, int row) {
+    const int heads = o.i[0], dim = o.i[1], half = o.i[2] / 2;
+    const float *cs = o.cs + (size_t)row * o.i[2];
+    for (int k = threadIdx.x; k < heads * half; k += blockDim.x) {
+        int h = k / half, i = k % half, p = o.i[3] ? 2 * i : i, q = o.i[3] ? 2 * i + 1 : i + half;
+        float *xh = x + h * dim, x0 = xh[p], x1 = xh[q], c = __ldcg(cs + i), s = __ldcg(cs + half + i);
+        xh[p] = fmaf(x0, c, -(x1 * s));
+        xh[q] = fmaf(x1, c, x0 * s);
+    }
+}
+
+__device__ __forceinline__ void row_map(const RowOp &o, const float *a, const float *b, float *y) {
+    float inv = o.code == ROW_SOFTCAP ? 1.0f / o.f : 0.0f, c = o.code == ROW_SCALE && o.w ? __ldg(o.w) : o.f;
+    for (int i = threadIdx.x; i < o.n; i += blockDim.x) {
+        switch (o.code) {
+        case ROW_ADD: y[i] = a[i] + b[i]; break;
+        case ROW_SCALE: y[i] = a[i] * c; break;
+        case ROW_GLU: y[i] = (o.i[0] ? bw_gelu(a[i]) : bw_silu(a[i])) * b[i]; break;
+        case ROW_GATE: y[i] = a[i] * bw_sigmoid(b[i / (o.n / o.nb)]); break;
+        case ROW_SIGMOID: y[i] = bw_sigmoid(a[i]); break;
+        case ROW_SLICE: { int size = o.n / o.i[0]; y[i] = a[i / size * (o.na / o.i[0]) + o.i[1] + i % size]; break; }
+        default: y[i] = o.f * bw_tanh(a[i] * inv); break;
+        }
+    }
+}
+
+/* One block a row; ops one after the other with a barrier between. want: the rows are the wanted ones. */
+static __global__ void __launch_bounds__(512) k_rows(const RowOp *ops, int n_ops, int want, StepRows s) {
+    const int i = blockIdx.x;
+    pdl_trigger();
+    pdl_wait();
+    for (int k = 0; k < n_ops; k++) {
+        const RowOp &o = ops[k];
+        float *y = o.y + (size_t)i * o.n;
+        const float *a = o.a + (size_t)i * o.na, *b = o.b + (size_t)i * o.nb;
+        if (k) __syncthreads();
+        if (o.code == ROW_NORM) row_norm(o, a, y);
+        else if (o.code == ROW_ROPE) row_rope(o, y, want ? s.want_row[i] : i);
+        else if (o.code == ROW_APPEND) {
+            uint8_t *page = s.pages[s.table[o.kv.klass * s.n + i] + s.pos[i] / PIECE] + o.kv.offset;
+            kv_append(o.kv, page, s.pos[i] % PIECE, a, b, s.fault, o.op);
+        } else row_map(o, a, b, y);
+    }
+}
+
+} // namespace bw
+#endif
