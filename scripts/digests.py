@@ -136,6 +136,27 @@ def moe_cases() -> Iterator[tuple[str, str, dict[str, Tensor], dict]]:
         yield name, text + ending("y", 256), tensors, {}
 
 
+def fold_cases() -> Iterator[tuple[str, str, dict[str, Tensor], dict]]:
+    for n in (33, 576):
+        for op, line in (("SIGMOID", "SIGMOID y=y x=x"), ("DECAY", "DECAY y=y x=x a=a dt=dt"), ("CONV", "CONV y=y x=x w=w st=s")):
+            name = f"{op} {n}"
+            text, tensors = inputs(name, x=n)
+            numbers = Numbers(name + " w")
+            if op == "DECAY":
+                tensors.update(a=f32(-4 * np.abs(numbers.values(n))), dt=f32(numbers.values(n)))
+            if op == "CONV":
+                tensors["w"] = f32(numbers.values(n)[:, None] * np.array([0.25, -0.5, 0.75, 1], np.float32))
+                text += f"STATE s {3 * n}\n"
+            yield name, f"{text}BUF y {n}\n{line}\n{ending('y', n)}", tensors, {}
+    for heads, kheads, dk, dv, order in ((4, 2, 64, 40, "tiled"), (6, 3, 128, 128, "grouped")):
+        name = f"DELTA {heads}/{kheads} {dk}x{dv} {order}"
+        text, tensors = inputs(name, q=kheads * dk, k=kheads * dk, v=heads * dv, g=heads, b=heads)
+        text += f"STATE s {heads * dk * dv}\nBUF y {heads * dv}\n"
+        text += "".join(f"NORM y={x} x={x} heads={kheads} eps=1e-06 kind=l2\n" for x in "qk") + "SIGMOID y=g x=g\nSIGMOID y=b x=b\n"
+        text += f"DELTA y=y q=q k=k v=v g=g b=b st=s heads={heads} kheads={kheads} order={order}\n"
+        yield name, text + ending("y", heads * dv), tensors, {}
+
+
 def attend_cases() -> Iterator[tuple[str, str, dict[str, Tensor], dict]]:
     for kv in KV:
         for heads, kv_heads, dim, window in ((4, 2, 64, 0), (2, 1, 256, 0), (3, 3, 32, 40)):
@@ -165,7 +186,7 @@ def run_case(text: str, tensors: dict[str, Tensor], backend: str, isa: str | Non
 
 
 def op_digests(backend: str = "ref", isa: str | None = None) -> dict[str, str]:
-    cases = [*linear_cases(), *row_cases(), *moe_cases(), *attend_cases()]
+    cases = [*linear_cases(), *row_cases(), *moe_cases(), *fold_cases(), *attend_cases()]
     return {name: sha(run_case(text, tensors, backend, isa, **more)) for name, text, tensors, more in cases}
 
 

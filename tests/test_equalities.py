@@ -195,6 +195,60 @@ def test_a_seeded_sampled_run_repeats(name):
     assert len(set(first)) > 5
 
 
+# ---- folded state (CONV, DELTA): restored by replay
+
+
+def folding(**settings) -> MiniModel:
+    """EMBED, CONV and DELTA with keys, queries and gates cut from one buffer: 4 value heads over 2 key heads of 32."""
+    rng = np.random.default_rng(11)
+    text = "".join(f"BUF {b} {n}\n" for b, n in (("x", 264), ("c", 264), ("q", 64), ("k", 64), ("v", 128), ("g", 4), ("b", 4), ("y", 128)))
+    text += f"STATE conv {3 * 264}\nSTATE s {4 * 32 * 32}\nEMBED y=x w=table\nCONV y=c x=x w=w st=conv\n"
+    for y, start in (("q", 0), ("k", 64), ("v", 128), ("g", 256), ("b", 260)):
+        text += f"SLICE y={y} x=c from={start}\n"
+    text += "".join(f"NORM y={b} x={b} heads=2 eps=1e-06 kind=l2\n" for b in "qk") + "SIGMOID y=g x=g\nSIGMOID y=b x=b\n"
+    text += "DELTA y=y q=q k=k v=v g=g b=b st=s heads=4 kheads=2 order=tiled\nBUF logits 128\nPICK_ROWS y=logits x=y\n"
+    return MiniModel(text, {"table": f32(rng.normal(size=(64, 264))), "w": f32(rng.normal(size=(264, 4)))}, **settings)
+
+
+@pytest.mark.parametrize("backend", ["ref", "cpu"])
+def test_folded_state_goes_back(backend):
+    """Prompt, other rows in steps of each length, back to the prompt's end or into them, and on: as if they had never been."""
+    ids, lib = [(i * 37 + 5) % 64 for i in range(60)], abi.lib()
+    with folding() as plain:
+        seq = plain.sequence()
+        want = plain.step([(seq, t, True) for t in ids])
+        lib.bw24_seq_free(seq)
+    with folding(backend=backend) as m:
+        for wrong in (1, 3, 8):
+            for kept in range(wrong):  # rows of the step that are right and stay
+                seq, fork, actual = m.sequence(), abi.ffi.new("bw24_seq **"), abi.ffi.new("int64_t *")
+                assert same(m.step([(seq, t, True) for t in ids[:30]]), want[:30])
+                abi.check(lib.bw24_seq_fork(fork, seq))
+                m.step([(seq, t, False) for t in ids[30 : 30 + kept] + [63 - t for t in ids[30 + kept : 30 + wrong]]])
+                abi.check(lib.bw24_seq_truncate(seq, 30 + kept, actual))
+                assert actual[0] in (30 + kept, 0)
+                assert actual[0] == 30 + kept, f"a step of {wrong} rows could not be taken back to {kept}"
+                assert same(m.step([(seq, t, True) for t in ids[30 + kept :]]), want[30 + kept :]), (wrong, kept)
+                assert same(m.step([(fork[0], t, True) for t in ids[30:]]), want[30:]), (wrong, kept)
+                lib.bw24_seq_free(seq)
+                lib.bw24_seq_free(fork[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_folded_state_in_any_cut(isa):
+    needs(isa)
+    ids, lib = [(i * 29 + 3) % 64 for i in range(64)], abi.lib()
+    with folding() as plain, folding(backend="cpu", isa=isa) as m:
+        seq = plain.sequence()
+        want = plain.step([(seq, t, True) for t in ids])
+        lib.bw24_seq_free(seq)
+        for width in (1, 2, 5, 33, 64):
+            seq = m.sequence()
+            parts = [m.step([(seq, t, True) for t in ids[i : i + width]]) for i in range(0, len(ids), width)]
+            lib.bw24_seq_free(seq)
+            assert same(np.concatenate(parts), want), width
+
+
 # ---- errors: all or nothing
 
 

@@ -60,6 +60,8 @@ FAULTS = {
     18: Fault("faults: Inf and NaN at quantisation go unreported", ("kernel-check", "equalities")),
     19: Fault("EXPERTS: two roundings where one fma is meant", ("kernel-check", "digests")),
     20: Fault("ROUTE: the selection bias is ignored", ("kernel-check", "digests")),
+    21: Fault("CONV: the state kept is one row too old", ("kernel-check", "digests", "equalities")),
+    22: Fault("rollback of folded state: the first logged row is missing", ("equalities",)),
 }
 QUICK = {3: "equalities", 12: "equalities", 16: "sampler"}
 

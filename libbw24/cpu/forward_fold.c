@@ -2,6 +2,7 @@
  * the results do not depend on it. Knows no way back: ref_replay serves every backend that keeps its state in host memory. */
 #include <string.h>
 
+#include "../fault.h"
 #include "forward.h"
 #include "recur.h"
 
@@ -44,7 +45,7 @@ static void conv_state(const fwd *f, const fold_arg *a, const bw_seq_rows *s, in
 
 static void conv_keep(const fwd *f, const fold_arg *a, const bw_seq_rows *s) {
     if (s->mid) conv_state(f, a, s, s->n - s->n_log, s->mid->data);
-    conv_state(f, a, s, s->n, s->out->data);
+    conv_state(f, a, s, BW_SEEDED(21, s->n - 1, s->n), s->out->data);
     for (int i = 0; i < s->n_log; i++)
         memcpy(log_row(a, s, i), row_of(f, a->op->buf[1], row_at(f, s, s->n - s->n_log + i)), (size_t)a->n * sizeof(float));
 }
@@ -79,7 +80,7 @@ static void delta_block(const fwd *f, const fold_arg *a, const bw_seq_rows *s, i
 }
 
 static void delta_log(const fwd *f, const fold_arg *a, const bw_seq_rows *s) {
-    for (int i = 0; i < s->n_log; i++) {
+    for (int i = BW_SEEDED(22, 1, 0); i < s->n_log; i++) {
         float *out = log_row(a, s, i);
         for (int b = 2; b < BW_OP_BUFS; b++) {
             int64_t n = f->l->bufs[a->op->buf[b]].width;
