@@ -37,25 +37,35 @@ const char *cpu_isa_name(enum cpu_isa isa) {
     return names[isa];
 }
 
+/* one group of one row into column r of the panel; flip = 0x80 in every byte adds 128 to every code */
+static void put_group(enum bw_form form, const bw_group *v, uint32_t flip, int r, uint8_t *codes, float *scales) {
+    for (int w = 0; w < 8; w++) {
+        uint32_t word;
+        memcpy(&word, v->q + 4 * w, 4);
+        word ^= flip;
+        memcpy(codes + 64 * w + 4 * r, &word, 4);
+    }
+    scales[r] = v->s[0];
+    if (form == BW_S2 || form == BW_S2M) scales[CPU_TILE + r] = v->s[1];
+    if (form == BW_S1M) scales[CPU_TILE + r] = v->m[0];
+    if (form == BW_S2M) {
+        scales[2 * CPU_TILE + r] = v->m[0];
+        scales[3 * CPU_TILE + r] = v->m[1];
+    }
+}
+
 void linear_raw_panel(const cpu_mat *m, int64_t t, int64_t g0, int64_t n, int zero, uint8_t *codes, float *scales) {
     const bw_type_info *ty = m->type;
     const int ns = ty->form == BW_S1 ? 1 : ty->form == BW_S2M ? 4 : 2;
     int64_t row_bytes = bw_row_bytes(ty, m->cols), per = ty->block / GROUP;
-    for (int64_t g = 0; g < n; g++, codes += 512, scales += ns * CPU_TILE) {
-        for (int r = 0; r < CPU_TILE; r++) {
+    for (int r = 0; r < CPU_TILE; r++) {
+        int64_t row = t * CPU_TILE + r;
+        const uint8_t *src = row < m->rows ? m->raw + row * row_bytes : NULL;
+        for (int64_t g = 0; g < n; g++) {
             bw_group v;
-            memset(&v, 0, sizeof v);
-            int64_t row = t * CPU_TILE + r;
-            if (row < m->rows) ty->group(m->raw + row * row_bytes + (g0 + g) / per * ty->bytes, (int)((g0 + g) % per), &v);
-            for (int e = 0; e < GROUP; e++) codes[(e >> 2) * 64 + 4 * r + (e & 3)] = (uint8_t)(v.q[e] + zero);
-            int two = ty->form == BW_S2 || ty->form == BW_S2M;
-            scales[r] = v.s[0];
-            if (two) scales[CPU_TILE + r] = v.s[1];
-            if (ty->form == BW_S1M) scales[CPU_TILE + r] = v.m[0];
-            if (ty->form == BW_S2M) {
-                scales[2 * CPU_TILE + r] = v.m[0];
-                scales[3 * CPU_TILE + r] = v.m[1];
-            }
+            if (src) ty->group(src + (g0 + g) / per * ty->bytes, (int)((g0 + g) % per), &v);
+            else memset(&v, 0, sizeof v);
+            put_group(ty->form, &v, zero ? 0x80808080u : 0, r, codes + g * 512, scales + g * ns * CPU_TILE);
         }
     }
 }

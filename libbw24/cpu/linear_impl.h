@@ -111,7 +111,7 @@ static inline void act_line_sums(act_line *l, int32_t s0, int32_t s1) {
     l->pad = 0;
 }
 
-/* Groups [g0, g0 + n) of the raw rows of tile t -> codes [n][8 words][16 rows][4], each plus `zero`, and scales [n][..][16]:
+/* Groups [g0, g0 + n) of the raw rows of tile t -> codes [n][8 words][16 rows][4], each plus `zero` (0 or 128), and scales [n][..][16]:
  * S1 {s}, S1M {s, m}, S2 {s0, s1}, S2M {s0, s1, m0, m1}. Absent rows have scale 0. */
 void linear_raw_panel(const cpu_mat *m, int64_t t, int64_t g0, int64_t n, int zero, uint8_t *codes, float *scales);
 /* columns [c0, c0 + n) of the raw float rows of tile t -> [n][16] */
