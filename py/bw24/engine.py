@@ -59,13 +59,18 @@ def kv_bytes_per_token(model: Model, kv: dict[str, str]) -> dict[str, int]:
     return out
 
 
+def state_bytes(model: Model) -> int:
+    """Bytes of one sequence's recurrent state: the version in use, the one before the last step, the one being written, and about one more of logs."""
+    return 4 * 4 * sum(model.builder.states.values())
+
+
 def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int) -> int:
-    """Bytes of the KV pages of one sequence of `ctx` tokens; window layers keep their window and what a step needs around it."""
+    """Bytes of one sequence of `ctx` tokens: KV pages, where window layers keep their window and what a step needs around it, and recurrent state."""
     per = kv_bytes_per_token(model, kv)
     windows = [w for _, _, w in model.builder.kvs.values() if w]
     kept = min(ctx, max(windows) + 32 + 2 * max_rows + 2 * PAGE_TOKENS) if windows else 0
     pages = lambda n: -(-n // PAGE_TOKENS) * PAGE_TOKENS  # noqa: E731
-    return per["full"] * pages(ctx) + per["window"] * pages(kept)
+    return per["full"] * pages(ctx) + per["window"] * pages(kept) + state_bytes(model)
 
 
 def available_memory() -> int:
