@@ -10,7 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli_common import ENGINE_FLAGS, EXIT_MISMATCH, EXIT_OK, add_command, open_engine, open_model, progress_bar, say, write, write_json
+from .cli_common import (
+    ENGINE_FLAGS,
+    EXIT_ERROR,
+    EXIT_MISMATCH,
+    EXIT_OK,
+    add_command,
+    open_engine,
+    open_model,
+    progress_bar,
+    read_text,
+    say,
+    write,
+    write_json,
+)
 from .errors import Bw24Error
 
 if TYPE_CHECKING:
@@ -33,6 +46,7 @@ BENCH_EXAMPLES = """
 bw24 bench model.gguf                     our own speed
 bw24 bench model.gguf --vs llama.cpp --peer-bin ~/llama.cpp/build/bin --threads 2
 bw24 bench --sizes 512 --tokens 128 --depths 0,4096 --json
+bw24 bench --url http://127.0.0.1:8080 --clients 16   a server, as its clients see it
 """
 GATE_TEXT = (
     "The river had been falling for three days, and by the morning of the fourth the stones of the old ford stood dry above the water. "
@@ -57,9 +71,13 @@ def add_commands(commands: Any) -> None:
     bench.add_argument("--sizes", type=_sizes(1), default=(256, 1024), metavar="N,N", help="prompt lengths to time (default: 256,1024)")
     bench.add_argument("--tokens", type=_sizes(1), default=(64,), metavar="N,N", help="numbers of tokens to generate (default: 64)")
     bench.add_argument("--depths", type=_sizes(0), default=(0,), metavar="N,N", help="tokens already in the cache (default: 0)")
-    bench.add_argument("--rounds", type=_count, default=5, metavar="N", help="rounds; figures are their medians (default and least: 5)")
+    bench.add_argument("--rounds", type=_count_from(5), default=5, metavar="N", help="rounds; figures are their medians (default and least: 5)")
     bench.add_argument("--vs", choices=("llama.cpp",), help="alternate with llama.cpp: same file, threads and KV format")
     bench.add_argument("--peer-bin", metavar="DIR", help="folder of llama-bench; without it the llama-cpp-python package is used")
+    bench.add_argument("--url", metavar="URL", help="measure an OpenAI-compatible server with streaming requests instead")
+    bench.add_argument("--clients", type=_count_from(1), default=8, metavar="N", help="with --url: clients at once (default: 8)")
+    bench.add_argument("--requests", type=_count_from(1), metavar="N", help="with --url: requests in all (default: 4 a client)")
+    bench.add_argument("--key-file", metavar="FILE", help="with --url: file whose first line is the API key")
 
 
 def _sizes(low: int) -> Callable[[str], tuple[int, ...]]:
@@ -72,10 +90,13 @@ def _sizes(low: int) -> Callable[[str], tuple[int, ...]]:
     return convert
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or not 5 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"expected a whole number 5..1000, found {text!r}")
-    return int(text)
+def _count_from(low: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        if not text.isdigit() or not low <= int(text) <= 1000:
+            raise argparse.ArgumentTypeError(f"expected a whole number {low}..1000, found {text!r}")
+        return int(text)
+
+    return count
 
 
 # ---- kernel-check
@@ -195,6 +216,8 @@ def run_bench(args: argparse.Namespace) -> int:
     """Exit code of `bw24 bench`."""
     from . import bench
 
+    if args.url:
+        return run_bench_url(args)
     cells = bench.default_cells(args.sizes, args.tokens, args.depths)
     longest = max(cell.depth + cell.tokens for cell in cells)
     if args.peer_bin and not args.vs:
@@ -217,6 +240,20 @@ def run_bench(args: argparse.Namespace) -> int:
     else:
         write("\n".join(result.lines()) + "\n")
     return EXIT_OK
+
+
+def run_bench_url(args: argparse.Namespace) -> int:
+    """Exit code of `bw24 bench --url`: the first of --sizes is the prompt's length in words, the first of --tokens the reply's."""
+    from . import bench_url
+
+    key = read_text(args.key_file).split("\n")[0].strip() if args.key_file else None
+    requests = args.requests or 4 * args.clients
+    result = bench_url.run(args.url, clients=args.clients, requests=requests, words=args.sizes[0], tokens=args.tokens[0], key=key)
+    if args.json:
+        write_json(result.as_json())
+    else:
+        write("\n".join(result.lines()) + "\n")
+    return EXIT_ERROR if result.errors else EXIT_OK
 
 
 def gate_before_bench(model: Model, engine: Engine) -> PrefillCheck | None:
