@@ -46,7 +46,9 @@ def test_option_wins_over_variable_and_variable_over_default(monkeypatch):
     ("kv", "f8", "expected f32, f16, q8_0, q5_1"),
     ("kv", "f16/f16/f16", "found 'f16/f16/f16'"),
     ("kv", "full=f16,side=f16", "found 'full=f16,side=f16'"),
-    ("backend", "gpu", "expected one of auto, cpu, ref, found 'gpu'"),
+    ("backend", "gpu", "expected one of auto, cpu, cuda, ref, found 'gpu'"),
+    ("backend", "cuda:x", "found 'cuda:x'"),
+    ("backend", "cpu:1", "found 'cpu:1'"),
     ("fuse", "maybe", "expected 1 or 0, found 'maybe'"),
     ("seed", "-1", "found -1"),
 ])
@@ -59,6 +61,10 @@ def test_a_bad_value_is_refused_with_what_was_expected(name, text, message):
 @pytest.mark.parametrize("text", ["f32", "q8_0/q5_1", "full=q8_0,window=f16", "window=q8_0/q5_1"])
 def test_kv_formats(text):
     assert flags.BY_NAME["kv"].parse(text) == text
+
+
+def test_a_device_number():
+    assert flags.BY_NAME["backend"].parse("cuda:1") == "cuda:1"
 
 
 def test_a_bad_variable_is_named_with_its_value():

@@ -26,7 +26,7 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 class Flag:
     """One setting. `type` is int, float, bool, str, `list` (repeatable strings) or `kv` (a KV format, or K/V of two).
 
-    An option of a bool sets it to `sets`. `present` lists the values that work in this version; `absent` says what the others would need.
+    Names in `numbered` may carry a number (cuda:1). An option of a bool sets it to `sets`. `present` lists the values that work in this version; `absent` says what the others would need.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Flag:
     variable: str | None = None
     metavar: str | None = None
     choices: tuple[str, ...] = ()
+    numbered: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
     sets: bool = True
@@ -68,7 +69,9 @@ class Flag:
             return self._number(text)
         if self.type == "kv":
             return self._kv(text)
-        if self.choices and text not in self.choices:
+        name, colon, number = text.partition(":")
+        numbered = bool(colon) and name in self.numbered and number.isdigit()  # cuda:1, the second device
+        if self.choices and text not in self.choices and not numbered:
             raise Bw24Error(f"expected one of {', '.join(self.choices)}, found {text!r}")
         return text
 
@@ -126,10 +129,10 @@ TABLE: tuple[Flag, ...] = (
     # ---- the model and the machine it runs on
     Flag("model", RUNTIME, str, "smollm2", "the model: a path, hf:owner/repo[:QUANT] or a name that `bw24 models` lists", "--model", "-m",
          "BW24_MODEL", "MODEL", test="test_cli.py::test_model_by_option_and_position"),
-    Flag("threads", RUNTIME, int, None, "threads that compute", "--threads", "-t", "BW24_THREADS", "N", low=1, high=1024,
-         shown_default="physical cores", test=_ENGINE),
     Flag("weights", RUNTIME, str, "auto", "of a checkpoint directory: auto reads large float matrices as Q8_0, keep keeps their values, slower",
          "--weights", None, "BW24_WEIGHTS", "HOW", choices=("auto", "keep"), test="test_convert.py::test_weights_keep_is_said_and_kept"),
+    Flag("threads", RUNTIME, int, None, "threads that compute", "--threads", "-t", "BW24_THREADS", "N", low=1, high=1024,
+         shown_default="physical cores", test=_ENGINE),
     Flag("ctx", RUNTIME, int, None, "most tokens of prompt and reply together", "--ctx", "-c", "BW24_CTX", "N", low=1, high=1 << 24,
          shown_default="the model's own, less where memory is short", test=_ENGINE),
     Flag("kv", RUNTIME, "kv", None, "format of the KV cache: " + KV_HELP, "--kv", None, "BW24_KV",
@@ -151,8 +154,8 @@ TABLE: tuple[Flag, ...] = (
     Flag("goldens", MACHINE, str, None, "folder of the golden sets; read by make test-full", variable="BW24_GOLDENS", metavar="DIR",
          shown_default="none: tests that need it skip", test=_MAKE),
     # ---- rollback seams: each turns one optimisation off, and gives the same bits
-    Flag("backend", SEAM, str, "auto", "ref: the plain C reference, slow; cpu: the SIMD kernels", "--backend", None, "BW24_BACKEND",
-         "NAME", choices=("auto", "cpu", "ref"), test=_GATE),
+    Flag("backend", SEAM, str, "auto", "ref: the plain C reference, slow; cpu: the SIMD kernels; cuda, or cuda:N for device N", "--backend",
+         None, "BW24_BACKEND", "NAME", choices=("auto", "cpu", "cuda", "ref"), numbered=("cuda",), test=_GATE),
     Flag("isa", SEAM, str, None, "instruction set of the kernels: portable, avx2, avxvnni, avx512vnni", "--isa", None, "BW24_ISA", "NAME",
          choices=("portable", "avx2", "avxvnni", "avx512vnni"), shown_default="the best this machine has", test=_GATE),
     Flag("fuse", SEAM, bool, True, "0: the plan runs one op a step, nothing fused", "--no-fuse", None, "BW24_FUSE", sets=False,

@@ -27,6 +27,7 @@ Factory = Callable[..., "Engine"]  # makes an engine; keyword arguments override
 
 REPLAYED_ROWS = 8  # of the prompt, run again as decode before each reply: enough to cross a block of rows, and a few milliseconds each
 UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
+NO_DEVICE = -9  # BW24_E_DEVICE
 PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
 ISAS = ("portable", "avx2", "avxvnni", "avx512vnni")
 KV_FORMATS = ("f32", "f16", "q8_0", "q5_1")
@@ -198,6 +199,7 @@ class Equalities:
         yield "not fused = fused", lambda: self.same_rows_with(self.ids, fuse=False)
         yield "not repacked = repacked", lambda: self.same_rows_with(self.slow_ids, repack=False)
         yield "backend = ref", lambda: (compare(self.reference(), self.base[: len(self.slow_ids)]), self.counted(len(self.slow_ids)))
+        yield "backend cuda = ref", self.cuda
         for isa in ISAS:
             yield f"isa {isa} = ref", lambda isa=isa: self.isa(isa)
         for kv in KV_FORMATS:
@@ -284,6 +286,15 @@ class Equalities:
             with self.factory(backend="ref", isa=None) as engine:
                 self._reference = run_rows(engine, self.slow_ids, len(self.slow_ids))
         return self._reference
+
+    def cuda(self) -> tuple[str | None, str]:
+        try:
+            opened = self.factory(backend="cuda", isa=None)
+        except Bw24Error as error:  # no card is no failure; a card that fails later is
+            raise Bw24Error(str(error), UNSUPPORTED if error.code == NO_DEVICE else error.code) from None
+        with opened as engine:
+            found = run_rows(engine, self.slow_ids, len(self.slow_ids))
+        return compare(self.reference(), found), self.counted(len(self.slow_ids))
 
     def isa(self, isa: str) -> tuple[str | None, str]:
         with self.factory(backend="cpu", isa=isa) as engine:
