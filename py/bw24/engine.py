@@ -60,12 +60,12 @@ def kv_bytes_per_token(model: Model, kv: dict[str, str]) -> dict[str, int]:
 
 
 def state_bytes(model: Model) -> int:
-    """Bytes of one sequence's recurrent state: the version in use, the one before the last step, the one being written, and about one more of logs."""
+    """Bytes of one sequence's recurrent state: the version in use, the one before it, the one being written, and about one more of logs."""
     return 4 * 4 * sum(model.builder.states.values())
 
 
 def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int) -> int:
-    """Bytes of one sequence of `ctx` tokens: KV pages, where window layers keep their window and what a step needs around it, and recurrent state."""
+    """Bytes of one sequence of `ctx` tokens: KV pages (window layers keep their window and what a step needs around it) and recurrent state."""
     per = kv_bytes_per_token(model, kv)
     windows = [w for _, _, w in model.builder.kvs.values() if w]
     kept = min(ctx, max(windows) + 32 + 2 * max_rows + 2 * PAGE_TOKENS) if windows else 0
