@@ -4,7 +4,7 @@ engine would have loaded; knows no family and no encoding."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,31 +94,34 @@ def _kind(key: str, value: Any) -> str | None:
     return None
 
 
-def convert(folder: Path, out: Path, kind: str = "auto", name: str | None = None,
-            progress: Callable[[int, int], None] | None = None) -> Report:
+def convert(folder: Path, out: Path, kind: str = "auto", name: str | None = None, progress: Callable[[int, int], None] | None = None,
+            given: Mapping[str, tuple[str, np.ndarray]] | None = None) -> Report:
     """Writes a checkpoint directory as one GGUF file, tokenizer and chat template included; nothing is left behind where it fails.
 
     kind: "auto" as the engine loads the directory (large float matrices Q8_0), "keep" in the stored types, "Q4_K_M" a mix of Q4_K and Q6_K, or
-    one storage type for every matrix. progress(done, total) counts bytes written. Raises Bw24Error.
+    one storage type for every matrix. progress(done, total) counts bytes written. given: tensors that the caller has encoded, name -> (type,
+    bytes), instead of this function. Raises Bw24Error.
     """
     if out.resolve().is_dir():
         raise Bw24Error(f"{quote(str(out), 4096)}: is a directory, expected the name of a file")
     checkpoint = open_checkpoint(folder, "keep")
     try:
-        return _write(checkpoint, out, kind, name, progress)
+        return _write(checkpoint, out, kind, name, progress, given or {})
     finally:
         checkpoint.close()
 
 
-def _write(checkpoint: Checkpoint, out: Path, kind: str, name: str | None, progress: Callable[[int, int], None] | None) -> Report:
+def _write(checkpoint: Checkpoint, out: Path, kind: str, name: str | None, progress: Callable[[int, int], None] | None,
+           given: Mapping[str, tuple[str, np.ndarray]]) -> Report:
     types, fell = choose_types(checkpoint.targets, kind)
+    types |= {n: type_name for n, (type_name, _) in given.items()}
     sides = {n: v for n, v in checkpoint.generated.items() if n not in checkpoint.scale_of or types[checkpoint.scale_of[n]] == "NVFP4"}
     total = sum(st_tensor.nbytes(t, types[n]) for n, t in checkpoint.targets.items() if n not in sides)
     done = 0
 
     def bytes_of(t: Target, type_name: str) -> Iterator[np.ndarray]:
         nonlocal done
-        for part in st_tensor.chunks(t, type_name):
+        for part in [given[t.name][1]] if t.name in given else st_tensor.chunks(t, type_name):
             yield part
             done += part.nbytes
             if progress:
