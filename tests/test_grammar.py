@@ -1,0 +1,194 @@
+"""Grammars on a small vocabulary: whatever random tokens the masks allow, the finished text is of the form that was asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+
+from bw24 import source, toolcalls
+from bw24.errors import Bw24Error
+from bw24.grammar import Grammars, Wish
+from tiny_model import VOCAB, write_tiny
+
+pytest.importorskip("llguidance")
+EOS, ENDS = 259, (257, 259)
+HERMES, TAGS = (toolcalls.format_of(t) for t in ("<tool_call>", "<function="))
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
+           "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    with source.open_model(write_tiny(tmp_path_factory.mktemp("grammar") / "tiny.gguf")) as model:
+        yield model.tokenizer
+
+
+def walk(tokenizer, wish: Wish, seed: int = 0, known=HERMES, limit: int = 4000) -> str:
+    """A text made of random allowed tokens, those that close something preferred so that it ends; marks that end free text come now and then."""
+    matcher, rng, ids, planned = Grammars(tokenizer, VOCAB, known).compile(wish).matcher(), random.Random(seed), [], []
+    encode = lambda text: tokenizer.encode(text, add_special=False)  # noqa: E731
+    closing, marks = [encode(c)[0] for c in '"}]0e>/'], [encode("</think>"), encode("\n</parameter>\n")]
+    for step in range(limit):
+        bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits)
+        assert len(allowed) and allowed[-1] < VOCAB
+        likely = [i for i in closing if bits[i]]
+        if any(bits[e] for e in ENDS) and (rng.random() < 0.3 or step > limit // 2):
+            return tokenizer.decode(ids)
+        if not planned and rng.random() < 0.05:
+            planned = list(rng.choice(marks))
+        if planned and bits[planned[0]]:
+            token = planned.pop(0)
+        else:
+            planned = []
+            token = rng.choice(likely) if likely and rng.random() < 0.4 + step / limit else int(rng.choice(list(allowed)))
+        if token in ENDS:
+            return tokenizer.decode(ids)
+        ids.append(token)
+        if matcher.accept(token):
+            return tokenizer.decode(ids)
+    raise AssertionError(f"no end after {limit} tokens: {tokenizer.decode(ids)[-200:]!r}")
+
+
+# ---- a small validator of the keywords that the schemas below use
+
+
+def fits(value, schema, root) -> bool:
+    if "$ref" in schema:
+        target = root
+        for part in schema["$ref"].removeprefix("#/").split("/"):
+            target = target[part]
+        return fits(value, target, root)
+    if "anyOf" in schema:
+        return any(fits(value, s, root) for s in schema["anyOf"])
+    if "const" in schema:
+        return value == schema["const"] and type(value) is type(schema["const"])
+    if "enum" in schema:
+        return value in schema["enum"]
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return any(fits(value, {**schema, "type": k}, root) for k in kind)
+    if kind == "object":
+        properties = schema.get("properties", {})
+        return (isinstance(value, dict) and all(k in value for k in schema.get("required", []))
+                and (schema.get("additionalProperties", True) is not False or set(value) <= set(properties))
+                and all(fits(v, properties[k], root) for k, v in value.items() if k in properties))
+    if kind == "array":
+        return (isinstance(value, list) and schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", 1 << 30)
+                and all(fits(v, schema.get("items", {}), root) for v in value))
+    if kind == "string":
+        return (isinstance(value, str) and schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 1 << 30)
+                and re.search(schema.get("pattern", ""), value) is not None)
+    if kind in ("integer", "number"):
+        types = int if kind == "integer" else (int, float)
+        return isinstance(value, types) and not isinstance(value, bool) and schema.get("minimum", value) <= value <= schema.get("maximum", value)
+    return {"boolean": lambda: isinstance(value, bool), "null": lambda: value is None, None: lambda: True}[kind]()
+
+
+def random_schema(rng: random.Random, depth: int = 0) -> dict:
+    """A schema in the style of published tool and form definitions: nested objects, enums, references, patterns, bounds, optional members."""
+    pattern = rng.choice(("^[a-z]{2,8}$", "^\\d{4}-\\d{2}$", "^[A-F0-9]+$"))
+    leaves = [
+        {"type": "string"}, {"type": "string", "maxLength": rng.randint(1, 12)}, {"type": "string", "pattern": pattern}, {"type": "boolean"},
+        {"type": "integer", "minimum": -5, "maximum": rng.randint(0, 5000)}, {"type": "number", "minimum": 0, "maximum": 100}, {"type": "null"},
+        {"enum": rng.sample(["red", "green", "blue", "a b", "é", 1, 2.5, None, True], 3)}, {"const": rng.choice(["x", 7, "y\"z"])},
+        {"type": ["string", "null"]}, {"$ref": "#/$defs/point"},
+    ]
+    if depth > 2 or rng.random() < 0.4:
+        return rng.choice(leaves)
+    if rng.random() < 0.25:
+        low = rng.randint(0, 2)
+        return {"type": "array", "items": random_schema(rng, depth + 1), "minItems": low, "maxItems": low + 2}
+    if rng.random() < 0.2:
+        return {"anyOf": [random_schema(rng, depth + 1), {"type": "boolean"}]}
+    names = rng.sample(["name", "id", "kind", "size", "tags", "when", "note", "x-1", "größe"], rng.randint(1, 4))
+    return {"type": "object", "properties": {n: random_schema(rng, depth + 1) for n in names}, "required": names[: rng.randint(0, len(names))],
+            "additionalProperties": False}
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_two_hundred_schemas_always_give_valid_output(tokenizer, part):
+    for seed in range(50 * part, 50 * part + 50):
+        rng = random.Random(seed)
+        schema = random_schema(rng)
+        while schema.get("type") != "object":
+            schema = random_schema(rng)
+        schema["$defs"] = {"point": {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x", "y"],
+                                     "additionalProperties": False}}
+        text = walk(tokenizer, Wish({"json": schema}), seed)
+        assert fits(json.loads(text), schema, schema), (seed, schema, text)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_forms(tokenizer, seed):
+    assert re.fullmatch("[a-f]{3}(x|y)+z", walk(tokenizer, Wish({"regex": "[a-f]{3}(x|y)+z"}), seed))
+    assert walk(tokenizer, Wish({"lark": 'start: "a" | "b"'}), seed) in ("a", "b")
+    assert re.fullmatch("(ab)+", walk(tokenizer, Wish({"gbnf": 'root ::= "ab" root | "ab"'}), seed))
+    text = walk(tokenizer, Wish({"json": WEATHER}, thinking=True), seed)
+    assert set(json.loads(text.split("</think>", 1)[1])) <= {"city", "days"}
+
+
+@pytest.mark.parametrize("known", [HERMES, TAGS, toolcalls.GENERIC], ids=lambda f: f.name)
+@pytest.mark.parametrize("seed", range(4))
+def test_required_calls_are_calls(tokenizer, known, seed):
+    tools = (("weather", WEATHER, True), ("stop", {}, False))
+    for many in (True, False):
+        text = walk(tokenizer, Wish(tools=tools, calls="required", many=many), seed, known)
+        parser = toolcalls.ReplyParser(known, {"weather": WEATHER, "stop": {}})
+        parts = parser.push(text) + parser.finish()
+        assert parts and all(p.kind == toolcalls.CALL for p in parts), text
+        assert many or len(parts) == 1
+        for part in parts:
+            assert part.call.name in ("weather", "stop")
+            if part.call.name == "weather":
+                assert "city" in part.call.arguments and set(part.call.arguments) <= {"city", "days"}
+
+
+def follows(tokenizer, wish: Wish, text: str, known=HERMES) -> bool:
+    """Whether the masks allow a text, and its end."""
+    matcher = Grammars(tokenizer, VOCAB, known).compile(wish).matcher()
+    for token in tokenizer.encode(text, add_special=False):
+        if not matcher.mask()[token >> 5] >> (token & 31) & 1:
+            return False
+        matcher.accept(token)
+    return bool(matcher.mask()[EOS >> 5] >> (EOS & 31) & 1)
+
+
+def test_strict_tools_leave_text_free_and_hold_their_calls(tokenizer):
+    wish = Wish(tools=(("weather", WEATHER, True),), calls="auto")
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    assert not wish.free and Wish(tools=(("weather", WEATHER, False),), calls="auto").free and Wish().free
+    assert follows(tokenizer, wish, "any text < at all") and follows(tokenizer, wish, "first " + call + call)
+    assert not follows(tokenizer, wish, call.replace("city", "town")) and not follows(tokenizer, wish, call.replace("weather", "other"))
+    single = Wish(tools=(("weather", WEATHER, True),), calls="auto", many=False)
+    assert follows(tokenizer, single, call) and not follows(tokenizer, single, call + call)
+    both = Wish({"json": WEATHER}, (("weather", WEATHER, True),), "auto")
+    assert follows(tokenizer, both, '{"city": "Rome"}') and follows(tokenizer, both, call) and not follows(tokenizer, both, "text")
+
+
+def test_the_layout_of_documents_is_bounded(tokenizer):
+    wish = Wish({"json": WEATHER})
+    assert follows(tokenizer, wish, '{\n    "city": "Rome",\n    "days": 3\n}') and follows(tokenizer, wish, '{"city":"Rome"}')
+    assert not follows(tokenizer, wish, '{\n\n\n"city": "Rome"}') and not follows(tokenizer, wish, '{  "city": "Rome"}')
+
+
+@pytest.mark.parametrize("body, message", [
+    ({"json": {"type": "foo"}}, "Invalid type: foo"), ({"json": {"type": "object", "contains": {}}}, "contains"), ({"regex": "("}, "regex"),
+    ({"lark": "start: ("}, "start"), ({"gbnf": 'root ::= "a'}, "GBNF"), ({"json": {"$ref": "#/nowhere"}}, "nowhere"),
+    ({"lark": "x" * 300_000}, "at most"),
+    ({"json": {"type": "string", "pattern": "(?=a)b"}}, "regex"),
+])
+def test_what_cannot_be_enforced_is_an_error(tokenizer, body, message):
+    with pytest.raises(Bw24Error) as caught:
+        Grammars(tokenizer, VOCAB, HERMES).compile(Wish(body))
+    assert message in str(caught.value) and len(str(caught.value)) < 600 and "\n" not in str(caught.value)
+
+
+def test_calls_of_formats_without_a_grammar_are_refused_by_name(tokenizer):
+    gemma = toolcalls.format_of("<|tool_call> <|channel>")
+    with pytest.raises(Bw24Error, match=r"format \(gemma\)"):
+        Grammars(tokenizer, VOCAB, gemma).compile(Wish(tools=(("f", {}, True),), calls="required"))
