@@ -370,6 +370,24 @@ def test_sharded_fused_and_prefixed_checkpoints_are_the_same_model(tmp_path):
     assert np.array_equal(logits(tmp_path, ids, 4), logits(folder, ids, 4))
 
 
+def test_an_mtp_block_follows_the_trunk(tmp_path):
+    """The tensors decide whether there is one, whatever the config says; its norms are zero-centred too."""
+    tensors = st_files.copy_checkpoint("qwen3_5", tmp_path, mtp_num_hidden_layers=0)
+    trunk = st_model.open_checkpoint(tmp_path)
+    assert trunk.metadata["qwen35.block_count"] == 4 and "qwen35.nextn_predict_layers" not in trunk.metadata
+    for name, tensor in list(tensors.items()):
+        if name.startswith("model.layers.3."):
+            tensors[name.replace("model.layers.3.", "mtp.layers.0.")] = tensor
+    tensors |= {"mtp.fc.weight": bf16(np.ones((32, 64)))}
+    tensors |= {f"mtp.{n}.weight": bf16(np.full(32, 0.5)) for n in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    both = st_model.open_checkpoint(st_files.write_checkpoint(tmp_path, tensors))
+    assert both.metadata["qwen35.block_count"] == 5 and both.metadata["qwen35.nextn_predict_layers"] == 1
+    new = both.tensors.keys() - trunk.tensors.keys()
+    assert {f"blk.4.nextn.{n}.weight" for n in ("eh_proj", "enorm", "hnorm", "shared_head_norm")} <= new and len(new) == 15
+    assert set(np.frombuffer(both.data("blk.4.nextn.enorm.weight"), np.float32)) == {1.5}
+    assert bytes(both.data("blk.4.attn_q.weight")) == bytes(both.data("blk.3.attn_q.weight"))
+
+
 @pytest.mark.parametrize("edit, message", [
     (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "blk.1.ffn_up.weight', which was not loaded"),
     (lambda t: t.pop("lm_head.weight"), "lm_head.weight is missing"),
