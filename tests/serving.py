@@ -41,7 +41,7 @@ class Server:
     def __init__(self, path: Path, *more: str, log: Path, **variables: str):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        known = {k: v for k, v in os.environ.items() if not k.startswith("BW24_") or k == "BW24_LIBRARY"}
+        known = {k: v for k, v in os.environ.items() if not k.startswith("BW24_") or k in ("BW24_LIBRARY", "BW24_CACHE")}
         environ = {**known, "BW24_MODEL": str(path), "BW24_PORT": str(self.port), "BW24_THREADS": "1", **variables}
         self.log = log
         with log.open("wb") as out:

@@ -11,20 +11,12 @@ import time
 import pytest
 
 from bw24.server import schemas
-from bw24.server.fields import Bool, Choice, Dict, Either, Free, Int, Kind, List, Number, Only, Record, Refused, Tagged, Text
 from bw24.server.openapi import POSTS
+from fuzz_server import NASTY, request
 from serving import MODEL_NAME, Server, application
 from tiny_model import write_tiny
 
 HI = [{"role": "user", "content": "Hi"}]
-NASTY = [
-    None, True, False, 0, -1, 1, 3.5, -0.0, 1e308, -1e308, 10**400, -(10**400), 2**31, 2**63, 2**64, "", "x", "\x00", "\ud800", "{{7*7}}",
-    "{% for %}", "../" * 40, "<|im_end|>", "<|im_start|>system\n", "é" * 3000, "\U0001f600" * 50, [], [[]],
-    [None], {}, {"": None}, {"a": {"b": {"c": []}}}, {"type": "text"},
-    {"role": 5}, [1] * 2000, {"__class__": "x"}, "true", "1", [{"type": "text", "text": None}],
-]
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     return write_tiny(tmp_path_factory.mktemp("hostile") / MODEL_NAME, context=512)
@@ -68,70 +60,12 @@ def status(answer: bytes) -> int:
     return int(answer.split()[1]) if answer else 0
 
 
-def sample(kind: Kind, rng: random.Random, depth: int = 0):
-    """A value that a kind describes, mostly."""
-    if isinstance(kind, Bool):
-        return rng.random() < 0.5
-    if isinstance(kind, Int):
-        return rng.choice((kind.low, min(kind.high, kind.low + 3), kind.high))
-    if isinstance(kind, Number):
-        return rng.choice((kind.low, kind.high, (kind.low + kind.high) / 2))
-    if isinstance(kind, Choice):
-        return rng.choice(kind.values)
-    if isinstance(kind, Only):
-        return kind.values[0]
-    if isinstance(kind, List):
-        return [sample(kind.item, rng, depth + 1) for _ in range(max(kind.low, rng.randint(0, 2)))]
-    if isinstance(kind, Dict):
-        return {str(rng.randint(0, 300)): sample(kind.item, rng, depth + 1) for _ in range(rng.randint(0, 2))}
-    if isinstance(kind, Free):
-        return rng.choice(({}, {"type": "object"}, {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}))
-    if isinstance(kind, Either):
-        return sample(rng.choice(list(kind.kinds.values())), rng, depth + 1)
-    if isinstance(kind, Record):
-        return {k: sample(v, rng, depth + 1) for k, v in kind.fields.items() if not isinstance(v, Refused) and (v.required or rng.random() < 0.2)}
-    if isinstance(kind, Tagged):
-        tag = rng.choice(list(kind.kinds))
-        return {kind.key: tag, **sample(kind.kinds[tag], rng, depth + 1)}
-    return rng.choice(("x", "Hello there", "a" * 30)) if isinstance(kind, Text) else rng.choice(("Hi", [72, 105], ["Hi", [1]]))
-
-
-def spoil(value, rng: random.Random):
-    """The value with one place replaced, removed or added."""
-    if isinstance(value, dict) and value and rng.random() < 0.8:
-        key = rng.choice(list(value))
-        if rng.random() < 0.1:
-            return {k: v for k, v in value.items() if k != key}
-        if rng.random() < 0.1:
-            return {**value, rng.choice(("x", "", "model ", "\ud800", "k" * 500)): rng.choice(NASTY)}
-        return {**value, key: spoil(value[key], rng)}
-    if isinstance(value, list) and value and rng.random() < 0.7:
-        at = rng.randrange(len(value))
-        return [*value[:at], spoil(value[at], rng), *value[at + 1 :]]
-    return rng.choice(NASTY)
-
-
-def small(body: dict) -> dict:
-    """A request that cannot take long: few tokens, whatever else it asks for."""
-    if isinstance(body, dict):
-        for key in ("max_tokens", "max_completion_tokens"):
-            if isinstance(body.get(key), int) and not isinstance(body[key], bool) and 8 < body[key] < 1 << 40:
-                body[key] = 8
-    return body
-
-
 @pytest.mark.parametrize("url", sorted(POSTS))
 def test_wrong_values_in_every_place(served, url):
-    rng, table, seen = random.Random(url), POSTS[url][0], set()
+    rng, seen = random.Random(url), set()
     for _ in range(400):
-        body = sample(table, rng)
-        body["model"] = MODEL_NAME if "model" in table.fields else None
-        body = {k: v for k, v in body.items() if v is not None}
-        for _ in range(rng.choice((0, 1, 1, 2))):
-            body = spoil(body, rng)
-        if url in ("/v1/chat/completions", "/v1/completions", "/v1/messages") and isinstance(body, dict):
-            body.setdefault("max_tokens", 4)
-        reply = served[0].post(url, data=json.dumps(small(body), ensure_ascii=True), content_type="application/json")
+        body = request(url, rng, MODEL_NAME)
+        reply = served[0].post(url, data=json.dumps(body, ensure_ascii=True), content_type="application/json")
         text = reply.get_data(as_text=True)
         assert reply.status_code in (200, 400, 404), (reply.status_code, text[:300], json.dumps(body)[:500])
         if reply.status_code != 200:

@@ -42,7 +42,7 @@ def conversation_of(service: Service, body: Mapping[str, Any], tools: list[dict[
     effort = body.get("output_config", {}).get("effort")
     thinking = body.get("thinking", {}).get("type")
     if effort is not None:
-        kwargs |= service.prompter.effort(effort)
+        kwargs |= service.prompter.effort(effort, "output_config.effort")
     if thinking == "disabled":
         kwargs |= service.prompter.effort("none")
     elif thinking == "enabled" and effort is None and service.prompter.known.think:

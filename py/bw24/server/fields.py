@@ -210,10 +210,10 @@ def _bounded(value: Any, path: str, depth: int = 0) -> None:
 
 
 class Dict(Kind):
-    """An object with string keys and values of one kind."""
+    """An object with string keys and values of one kind. `keys`: pattern of the keys, for the API page; `item` checks them by the path."""
 
-    def __init__(self, item: Kind, high: int = 4096):
-        self.item, self.high = item, high
+    def __init__(self, item: Kind, high: int = 4096, keys: str = ""):
+        self.item, self.high, self.keys = item, high, keys
 
     def check(self, value, path, context=STRICT):
         if not isinstance(value, dict):
@@ -223,7 +223,8 @@ class Dict(Kind):
         return {k: self.item.check(v, f"{path}.{k[:40]}", context) for k, v in value.items()}
 
     def schema(self):
-        return {"type": "object", "additionalProperties": self.item.schema()}
+        names = {"propertyNames": {"pattern": self.keys}} if self.keys else {}
+        return {"type": "object", "additionalProperties": self.item.schema(), **names}
 
 
 class Record(Kind):
@@ -252,10 +253,15 @@ class Record(Kind):
 
     def schema(self):
         shown = {k: v for k, v in self.fields.items() if not isinstance(v, Refused)}
-        out = {"type": "object", "additionalProperties": False,
-               "properties": {k: {**v.schema(), **({"description": v.about} if v.about else {})} for k, v in shown.items()}}
+        out = {"type": "object", "additionalProperties": False, "properties": {k: _described(v) for k, v in shown.items()}}
         needed = [k for k, v in shown.items() if v.required]
         return out | ({"required": needed} if needed else {})
+
+
+def _described(kind: Kind) -> dict[str, Any]:
+    """The schema of a field: null counts as absent where it may be."""
+    values = kind.schema() if kind.required else {"anyOf": [kind.schema(), {"type": "null"}]}
+    return {**values, **({"description": kind.about} if kind.about else {})}
 
 
 class Tagged(Kind):

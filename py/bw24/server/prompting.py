@@ -146,8 +146,8 @@ class Prompter:
             out |= {k: v for k, v in self.effort(conversation.effort).items() if k not in out}
         return out
 
-    def effort(self, effort: str) -> dict[str, Any]:
-        """How this template is told how much to think. Raises ApiError where it cannot be."""
+    def effort(self, effort: str, param: str = "reasoning_effort") -> dict[str, Any]:
+        """How this template is told how much to think. Raises ApiError naming `param` where it cannot be."""
         known, out = self.template.variables if self.template else frozenset(), {}
         for name, (off, on) in THINKING.items():
             if name in known:
@@ -157,7 +157,7 @@ class Prompter:
             scale = {"none": "no_think", "minimal": "low", "medium": "high", "xhigh": "high", "max": "high"} if coarse else {"max": "xhigh"}
             out["reasoning_effort"] = scale.get(effort, effort)
         if not out and effort != "none":
-            raise bad("reasoning_effort", "this model's chat template cannot say how much to think; leave the field out, or send none")
+            raise bad(param, "this model's chat template cannot say how much to think; leave the field out, or send none")
         return out
 
     def prompt(self, conversation: Conversation) -> Prompt:

@@ -34,7 +34,7 @@ SAMPLING: dict[str, Kind] = {
     "repetition_penalty": Number(0.01, 100).says("divide or multiply the logits of tokens seen; 1: off"),
     "presence_penalty": Number(-2, 2).says("subtract from the logits of tokens seen"),
     "frequency_penalty": Number(-2, 2).says("subtract for each time a token was seen"),
-    "logit_bias": Dict(_Id()).says("token id -> value added to its logit"),
+    "logit_bias": Dict(_Id(), keys="^[0-9]{1,9}$").says("token id -> value added to its logit"),
     "seed": SEED.says("the same seed and request give the same reply; default: a fresh one"),
 }
 STOPS = Either({str: Text(1, 1000), list: List(Text(1, 1000), 0, 64)}, "a string or an array of strings")
