@@ -136,6 +136,8 @@ int bw24_seq_truncate(bw24_seq *seq, int64_t pos, int64_t *actual); /* back to t
 
 /* logits: [wanted rows][vocab] f32, in row order. All or nothing: on error no sequence has moved. */
 int bw24_step(bw24_model *model, const bw24_row *rows, int32_t n, float *logits);
+/* the same, with the likeliest token of each wanted row (ties: the lowest id) instead of its logits: 4 bytes a row leave the device */
+int bw24_step_greedy(bw24_model *model, const bw24_row *rows, int32_t n, int32_t *tokens);
 int bw24_sample(const float *logits, int32_t n_vocab, const bw24_sampler *params, const int32_t *history, int32_t n_history,
                 uint64_t position, const uint32_t *mask, int32_t *token, float *logprob);
 

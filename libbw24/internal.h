@@ -179,6 +179,8 @@ typedef struct bw_backend {
     /* FOLD state after n rows of a log: from -> to, both of one sequence */
     int (*replay)(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to);
     int (*forward)(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
+    /* the same, but the likeliest token of each wanted row instead of its logits; NULL: run.c takes them from the logits */
+    int (*greedy)(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens);
 } bw_backend;
 extern const bw_backend bw_backend_ref, bw_backend_cpu;
 #ifdef BW24_CUDA

@@ -6,7 +6,7 @@
 #include "fault.h"
 #include "internal.h"
 
-static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *logits) {
+static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const void *out) {
     if (!m || !rows || !m->prepared) return bw_fail(BW24_E_ARG, "bw24_step: NULL argument or a model that is not prepared");
     if (n < 1 || n > m->max_rows) return bw_fail(BW24_E_ARG, "bw24_step: %d rows, the model was made for 1..%d", n, m->max_rows);
     const bw_list *l = m->lists[0];
@@ -16,7 +16,7 @@ static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const floa
     for (int i = 0; i < n; i++) {
         if (!rows[i].seq || rows[i].seq->model != m) return bw_fail(BW24_E_ARG, "bw24_step: row %d has no sequence of this model", i);
         if (rows[i].token < 0 || rows[i].token >= known) return bw_fail(BW24_E_ARG, "bw24_step: row %d: token %d is outside 0..%lld", i, rows[i].token, (long long)known - 1);
-        if (rows[i].want && !logits) return bw_fail(BW24_E_ARG, "bw24_step: row %d wants logits, but there is no room for them", i);
+        if (rows[i].want && !out) return bw_fail(BW24_E_ARG, "bw24_step: row %d wants logits, but there is no room for them", i);
     }
     return 0;
 }
@@ -103,14 +103,32 @@ static int reserve(bw24_model *m, const bw_batch *b) {
     return 0;
 }
 
-int bw24_step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits) {
-    BW_TRY(check_rows(m, rows, n, logits));
+/* index of the largest of x[0 .. n), the lowest of equals */
+static int32_t argmax(const float *x, int64_t n) {
+    int32_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (x[i] > x[best]) best = (int32_t)i;
+    return best;
+}
+
+/* likeliest tokens, by the backend or from the logits */
+static int forward_greedy(bw24_model *m, const bw_batch *b, int32_t *tokens) {
+    if (m->ctx->backend->greedy) return m->ctx->backend->greedy(m, m->lists[0], b, tokens);
+    float *logits = malloc((size_t)(b->want.n ? b->want.n : 1) * (size_t)m->vocab * sizeof *logits);
+    if (!logits) return bw_fail(BW24_E_MEMORY, "out of memory for the logits of %d rows", b->want.n);
+    int rc = m->ctx->backend->forward(m, m->lists[0], b, logits);
+    for (int i = 0; i < b->want.n && !rc; i++) tokens[i] = argmax(logits + (int64_t)i * m->vocab, m->vocab);
+    free(logits);
+    return rc;
+}
+
+static int step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits, int32_t *tokens) {
     bw_batch b;
     BW_TRY(make_batch(m, rows, n, &b));
     atomic_store(&m->ctx->cancel, 0);
     bw_fpenv e = bw_fpenv_enter();
     int rc = reserve(m, &b);
-    if (!rc) rc = m->ctx->backend->forward(m, m->lists[0], &b, logits);
+    if (!rc) rc = tokens ? forward_greedy(m, &b, tokens) : m->ctx->backend->forward(m, m->lists[0], &b, logits);
     bw_fpenv_leave(e);
     for (int i = 0; i < b.n_seqs; i++) bw_seq_fold_end(&b.seqs[i], !rc);
     for (int i = 0; i < b.all.n_runs; i++) {
@@ -120,4 +138,15 @@ int bw24_step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits) {
     for (int i = 0; i < b.n && !rc; i++) rows[i].seq->pos++;
     for (int i = 0; i < b.all.n_runs && !rc; i++) bw_seq_trim_windows(b.all.runs[i].seq);
     return rc;
+}
+
+int bw24_step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits) {
+    BW_TRY(check_rows(m, rows, n, logits));
+    return step(m, rows, n, logits, NULL);
+}
+
+int bw24_step_greedy(bw24_model *m, const bw24_row *rows, int32_t n, int32_t *tokens) {
+    BW_TRY(check_rows(m, rows, n, tokens));
+    if (!tokens) return bw_fail(BW24_E_ARG, "bw24_step_greedy: NULL argument");
+    return step(m, rows, n, NULL, tokens);
 }

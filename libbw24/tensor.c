@@ -16,7 +16,7 @@ bw_tensor *bw_find_tensor(bw24_model *m, const char *name) {
 
 /* "q8_0" or "q8_0/q5_1" -> the K and V formats */
 static int parse_kv_format(const char *what, const char *s, const bw_type_info *kv[2]) {
-    static const struct { const char *name; const char *type; } names[] = {{"f32", "F32"}, {"f16", "F16"}, {"q8_0", "Q8_0"}, {"q5_1", "Q5_1"}};
+    static const struct { const char *name; const char *type; } names[] = {{"f32", "F32"}, {"f16", "F16"}, {"q8_0", "Q8_0"}, {"q5_1", "Q5_1"}, {"e4m3", "E4M3"}};
     char part[2][16];
     const char *slash = strchr(s, '/');
     snprintf(part[0], sizeof part[0], "%.*s", slash ? (int)(slash - s) : (int)strlen(s), s);
@@ -25,7 +25,7 @@ static int parse_kv_format(const char *what, const char *s, const bw_type_info *
         kv[i] = NULL;
         for (size_t j = 0; j < sizeof names / sizeof *names; j++)
             if (!strcmp(names[j].name, part[i])) kv[i] = bw_type_by_name(names[j].type);
-        if (!kv[i]) return bw_fail(BW24_E_UNSUPPORTED, "KV format '%s' of %s: expected f32, f16, q8_0 or q5_1, or two of them as K/V", s, what);
+        if (!kv[i]) return bw_fail(BW24_E_UNSUPPORTED, "KV format '%s' of %s: expected f32, f16, q8_0, q5_1 or e4m3, or two of them as K/V", s, what);
     }
     return 0;
 }

@@ -312,6 +312,30 @@ static int resolve_acts(bw24_model *m, bw_list *l) {
     return 0;
 }
 
+int cu_max_pieces(const bw24_model *m, const bw_kv *kv) {
+    int64_t all = m->max_context / PIECE + 2, window = kv->window / PIECE + 2;
+    return (int)(kv->window && window < all ? window : all);
+}
+
+/* room for the pieces of as many rows as fit SPLIT_BYTES */
+static int make_pieces(bw24_model *m, bw_list *l) {
+    CuModel *s = model_of(m);
+    size_t most = 0, heads = 0;
+    for (int i = 0; i < l->n_ops; i++) {
+        const bw_op *op = &l->ops[i];
+        if (op->code != BW_OP_ATTEND) continue;
+        size_t n = (size_t)cu_max_pieces(m, &l->kvs[op->kv]) * (size_t)op->i[0], bytes = n * (size_t)l->kvs[op->kv].desc.dim * sizeof(float);
+        if (bytes > most) most = bytes;
+        if (n > heads) heads = n;
+    }
+    if (!most) return 0;
+    size_t rows = SPLIT_BYTES / most;
+    s->split_rows = (int)(rows < 1 ? 1 : rows > SPLIT_ROWS ? SPLIT_ROWS : rows);
+    if (s->split_rows > m->max_rows) s->split_rows = m->max_rows;
+    int rc = model_alloc(m, (void **)&s->pieces, (size_t)s->split_rows * most, "attention over many keys");
+    return rc ? rc : model_alloc(m, (void **)&s->piece_nl, (size_t)s->split_rows * heads * sizeof(float2), "attention over many keys");
+}
+
 static int make_memory(bw24_model *m, bw_list *l) {
     CuModel *s = model_of(m);
     s->buf.assign((size_t)l->n_bufs, NULL);
@@ -328,7 +352,7 @@ static int make_memory(bw24_model *m, bw_list *l) {
     size_t vocab = (size_t)l->bufs[l->logits].width, pages = (size_t)(m->max_context / BW_PAGE_TOKENS + 2) * BW_MAX_CLASS;
     int rc = model_alloc(m, (void **)&s->buf[(size_t)l->logits], (size_t)s->logits_rows * vocab * sizeof(float), "logits");
     if (rc) return rc;
-    s->step_cap = 256 + (size_t)m->max_rows * 4 * (4 + 2 * BW_MAX_CLASS) + 16 * pages * 8;
+    s->step_cap = 256 + (size_t)m->max_rows * (8 + 4 * (4 + 2 * BW_MAX_CLASS)) + 16 * pages * 8;
     if ((rc = model_alloc(m, (void **)&s->step_dev, s->step_cap, "the rows of a step"))) return rc;
     cudaError_t e = cudaHostAlloc(&s->step_host, s->step_cap, cudaHostAllocDefault);
     if (!e) e = cudaHostAlloc(&s->logits_host, (size_t)s->logits_rows * vocab * sizeof(float), cudaHostAllocDefault);
@@ -354,6 +378,7 @@ static int cuda_prepare_list(bw24_model *m, bw_list *l) {
     s->list = l;
     for (int i = 0; i < l->plan->n_steps && !rc; i++) rc = resolve_step(m, l, &l->plan->steps[i]);
     if (!rc) rc = resolve_acts(m, l);
+    if (!rc) rc = make_pieces(m, l);
     size_t bytes = s->row_ops.size() * sizeof(RowOp);
     if (!rc && bytes) rc = model_alloc(m, (void **)&s->row_mem, bytes, "row ops");
     if (rc || !bytes) return rc;
@@ -405,6 +430,7 @@ static bw_backend make_backend() {
     b.free_tensor = bw::cuda_free_tensor;
     b.free_model = bw::cuda_free_model;
     b.forward = bw::cu_forward;
+    b.greedy = bw::cu_greedy;
     return b;
 }
 extern "C" const bw_backend bw_backend_cuda = make_backend();

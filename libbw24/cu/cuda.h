@@ -10,7 +10,7 @@
 
 namespace bw {
 
-enum { GRAPH_ROWS = 32, SMALL_ROWS = 32, STAGE_BYTES = 32 << 20, WANT_CHUNK = 32 };
+enum { GRAPH_ROWS = 32, SMALL_ROWS = 32, STAGE_BYTES = 32 << 20, WANT_CHUNK = 32, SPLIT_ROWS = 32, SPLIT_BYTES = 512 << 20 };
 
 struct CuCtx {
     int device;
@@ -57,6 +57,10 @@ struct CuModel {
     std::vector<CuRope> ropes;
     std::map<const bw_tensor *, float *> dense;
     CuGraph graph[GRAPH_ROWS + 1];
+    /* ATTEND of few rows: (n, l, o) of every piece, for split_rows rows */
+    float *pieces;
+    float2 *piece_nl;
+    int split_rows;
     /* the step's rows */
     uint8_t *step_host, *step_dev;
     size_t step_cap;
@@ -77,9 +81,11 @@ int cu_alloc(bw24_model *m, void **out, size_t bytes, const char *what);
 int cu_fail(bw24_ctx *c, cudaError_t e, const char *what);
 int cu_alive(bw24_ctx *c);
 int cu_pack_tensor(bw24_model *m, bw_tensor *t);
+int cu_max_pieces(const bw24_model *m, const bw_kv *kv);
 bool cu_kv_format(const bw_type_info *t, int *format);
 KvPlace cu_kv_place(const bw_kv *kv);
 int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
+int cu_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens);
 void cu_drop_graphs(CuModel *s);
 
 } // namespace bw

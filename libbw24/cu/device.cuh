@@ -24,6 +24,7 @@ struct Acts {
 /* The rows of a step, in device memory. Arrays have one entry a row; "want" arrays hold the rows whose logits are wanted. */
 struct StepRows {
     int *fault;               /* first op that met Inf or NaN, or NO_FAULT */
+    unsigned long long *best; /* likeliest token of each wanted row as (ordered logit, ~id), 0 before the step */
     const int *token, *pos, *want_pos, *want_row;
     const int *table, *want_table; /* [classes][rows]: where the row's page table of a class begins in `pages` */
     uint8_t *const *pages;    /* page pointers of the step's sequences */
@@ -40,6 +41,10 @@ __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+__device__ __forceinline__ void cp16(void *dst, const void *src) {
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"((uint32_t)__cvta_generic_to_shared(dst)), "l"(src));
 }
 
 __device__ __forceinline__ void report_fault(int *fault, int op) { atomicMin(fault, op); }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include "cuda.h"
 #include "op_attend_any.cuh"
+#include "op_attend_merge.cuh"
 #include "op_float.cuh"
 #include "op_rows.cuh"
 
@@ -191,21 +192,39 @@ static void run_rows(Pass &p, const CuStep &c) {
     launch(*p.q, k_rows, dim3((unsigned)rows_of(p, c)), threads, 0, (const RowOp *)(p.s->row_mem + c.rows_at), c.n, (int)c.want, p.rows);
 }
 
+static bool attend_fast(Pass &p, const AttendArgs &a, bool split) {
+    static const struct { int k, v; bool (*run)(Queue &, const AttendArgs &, const StepRows &, bool); } pairs[] = {
+        {KV_Q8_0, KV_Q5_1, attend_q8_0_q5_1}, {KV_Q8_0, KV_Q8_0, attend_q8_0_q8_0}, {KV_F16, KV_F16, attend_f16_f16}, {KV_E4M3, KV_E4M3, attend_e4m3_e4m3},
+    };
+    for (auto &x : pairs)
+        if (x.k == a.kv.k && x.v == a.kv.v) return x.run(*p.q, a, p.rows, split);
+    return false;
+}
+
 static void run_attend(Pass &p, const CuStep &c) {
     const bw_op *op = &p.l->ops[c.first];
     const bw_kv *kv = &p.l->kvs[op->kv];
-    int n = rows_of(p, c);
+    int n = rows_of(p, c), out = op->buf[0];
     AttendArgs a = {};
     a.kv = cu_kv_place(kv);
     a.q = buf_of(p, op->buf[1]);
-    a.y = buf_of(p, op->buf[0]);
+    a.y = buf_of(p, out);
     a.heads = op->i[0];
     a.window = (int)kv->window;
     a.want = c.want;
     a.op = c.first;
+    a.rows = n;
     a.c = (float)(op->f[0] * 1.4426950408889634);
-    launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.rows);
-    p.quantised[(size_t)op->buf[0]] = 0;
+    a.max_pieces = cu_max_pieces(p.m, kv);
+    a.o = p.s->pieces;
+    a.nl = p.s->piece_nl;
+    bool split = n <= p.s->split_rows;
+    p.quantised[(size_t)out] = 0;
+    if (!attend_fast(p, a, split)) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.rows);
+    if (!split) return;
+    if (c.quant_out) a.yo = acts_of(p, out, n);
+    launch(*p.q, k_attend_merge, dim3((unsigned)(a.heads * a.kv.dim / 32), (unsigned)n), MERGE, 0, a, p.rows);
+    p.quantised[(size_t)out] = c.quant_out;
 }
 
 static void run_pick(Pass &p, const CuStep &c) {
@@ -238,14 +257,15 @@ static int run_steps(Pass &p, bool eager) {
         if (!p.q->error) p.q->error = cudaEventRecord(p.s->pace[turn], p.q->stream);
         if (atomic_load(&p.m->ctx->cancel)) return bw_fail(BW24_E_CANCELLED, "cancelled");
     }
-    size_t n = (size_t)p.rows.n_want * (size_t)width_of(p, p.l->logits);
-    if (n) launch(*p.q, k_finite, dim3((unsigned)(n + 2047) / 2048 < 264 ? (unsigned)((n + 2047) / 2048) : 264), 256, 0, (const float *)buf_of(p, p.l->logits), n, p.rows.fault, p.l->n_ops - 1);
+    int vocab = width_of(p, p.l->logits);
+    if (p.rows.n_want)
+        launch(*p.q, k_finish, dim3((unsigned)(vocab + 4095) / 4096, (unsigned)p.rows.n_want), 256, 0, (const float *)buf_of(p, p.l->logits), vocab, p.rows.best, p.rows.fault, p.l->n_ops - 1);
     return 0;
 }
 
-/* ---- the step's rows: fault word, eight arrays of n entries (tables: one for each class), page pointers */
+/* ---- the step's rows: fault word, best tokens (zero), arrays of n entries (tables: one for each class), page pointers */
 static int fill_rows(bw24_model *m, CuModel *s, const bw_batch *b, StepRows *out, size_t *bytes) {
-    const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64, ints = (4 + 2 * C) * n, at_pages = (head + ints * 4 + 63) & ~(size_t)63;
+    const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64 + 8 * n, ints = (4 + 2 * C) * n, at_pages = (head + ints * 4 + 63) & ~(size_t)63;
     size_t pages = 0;
     for (int i = 0; i < b->all.n_runs; i++) pages += (size_t)b->all.runs[i].seq->n_pages * (size_t)m->n_classes;
     *bytes = at_pages + pages * sizeof(uint8_t *);
@@ -253,6 +273,7 @@ static int fill_rows(bw24_model *m, CuModel *s, const bw_batch *b, StepRows *out
     uint8_t *h = s->step_host;
     int *token = (int *)(h + head), *pos = token + n, *want_pos = pos + n, *want_row = want_pos + n, *table = want_row + n, *want_table = table + C * n;
     uint8_t **to = (uint8_t **)(h + at_pages);
+    memset(h, 0, head);
     *(int *)h = NO_FAULT;
     int at = 0;
     for (int r = 0; r < b->all.n_runs; r++) {
@@ -271,7 +292,7 @@ static int fill_rows(bw24_model *m, CuModel *s, const bw_batch *b, StepRows *out
     }
     const ptrdiff_t d = s->step_dev - h;
     auto dev = [&](const int *p) { return (const int *)((const uint8_t *)p + d); };
-    *out = {(int *)s->step_dev, dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table), dev(want_table), (uint8_t *const *)(s->step_dev + at_pages), b->n, b->want.n};
+    *out = {(int *)s->step_dev, (unsigned long long *)(s->step_dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table), dev(want_table), (uint8_t *const *)(s->step_dev + at_pages), b->n, b->want.n};
     return 0;
 }
 
@@ -321,27 +342,37 @@ static int launch_pass(Pass &p) {
     return e ? cu_fail(p.m->ctx, e, "a graph") : 0;
 }
 
-static int fetch(const Pass &p, float *logits) {
-    size_t vocab = (size_t)width_of(p, p.l->logits), chunk = WANT_CHUNK;
-    if (chunk > (size_t)p.s->logits_rows) chunk = (size_t)p.s->logits_rows;
-    cudaStream_t s = p.q->stream;
-    int fault = 0;
-    cudaError_t e = cudaMemcpyAsync(p.s->step_host, p.rows.fault, sizeof(int), cudaMemcpyDeviceToHost, s);
-    for (size_t at = 0, n = (size_t)p.rows.n_want; !e && (at < n || !at); at += chunk) {
-        size_t rows = n - at < chunk ? n - at : chunk;
-        if (rows) e = cudaMemcpyAsync(p.s->logits_host, buf_of(p, p.l->logits) + at * vocab, rows * vocab * sizeof(float), cudaMemcpyDeviceToHost, s);
-        if (!e) e = cudaStreamSynchronize(s);
-        if (!e) memcpy(&fault, p.s->step_host, sizeof fault);
-        if (!e && rows && fault == NO_FAULT) memcpy(logits + at * vocab, p.s->logits_host, rows * vocab * sizeof(float));
-    }
-    if (e) return cu_fail(p.m->ctx, e, "a step");
-    if (fault == NO_FAULT) return 0;
+static int verdict(const Pass &p) {
     char label[256];
+    int fault;
+    memcpy(&fault, p.s->step_host, sizeof fault);
+    if (fault == NO_FAULT) return 0;
     bw_op_label(p.l, fault, label, sizeof label);
     return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
 }
 
-int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
+/* the fault word and the best tokens, then the logits in pieces where they are wanted */
+static int fetch(const Pass &p, float *logits, int32_t *tokens) {
+    size_t vocab = (size_t)width_of(p, p.l->logits), chunk = (size_t)p.s->logits_rows < WANT_CHUNK ? (size_t)p.s->logits_rows : WANT_CHUNK, n = (size_t)p.rows.n_want;
+    cudaStream_t s = p.q->stream;
+    cudaError_t e = cudaMemcpyAsync(p.s->step_host, p.rows.fault, 64 + 8 * n, cudaMemcpyDeviceToHost, s);
+    for (size_t at = 0; !e && (at < n || !at); at += chunk) {
+        size_t rows = !logits ? 0 : n - at < chunk ? n - at : chunk;
+        if (rows) e = cudaMemcpyAsync(p.s->logits_host, buf_of(p, p.l->logits) + at * vocab, rows * vocab * sizeof(float), cudaMemcpyDeviceToHost, s);
+        if (!e) e = cudaStreamSynchronize(s);
+        if (e) break;
+        int rc = verdict(p);
+        if (rc) return rc;
+        if (rows) memcpy(logits + at * vocab, p.s->logits_host, rows * vocab * sizeof(float));
+        if (!logits) break;
+    }
+    if (e) return cu_fail(p.m->ctx, e, "a step");
+    const unsigned long long *best = (const unsigned long long *)(p.s->step_host + 64);
+    for (size_t i = 0; tokens && i < n; i++) tokens[i] = (int32_t)~(uint32_t)best[i];
+    return 0;
+}
+
+static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits, int32_t *tokens) {
     CuModel *s = model_of(m);
     CuCtx *c = ctx_of(m);
     int rc = cu_alive(m->ctx);
@@ -357,7 +388,10 @@ int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
         cudaError_t e = cudaStreamSynchronize(c->q.stream);
         return e && !c->dead ? cu_fail(m->ctx, e, "a step") : rc;
     }
-    return fetch(p, logits);
+    return fetch(p, logits, tokens);
 }
+
+int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) { return run_pass(m, l, b, logits, NULL); }
+int cu_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens) { return run_pass(m, l, b, NULL, tokens); }
 
 } // namespace bw

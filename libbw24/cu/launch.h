@@ -3,6 +3,7 @@
 #define BW24_CU_LAUNCH_H
 
 #include <cuda_runtime.h>
+#include "attend.cuh"
 #include "op_linear.cuh"
 #include "pack.cuh"
 
@@ -43,6 +44,11 @@ struct LinearKernels {
     void (*embed)(Queue &q, const EmbedArgs &a, const StepRows &s);
     void (*pack)(Queue &q, const PackArgs &a);         /* NULL: the host makes the units */
 };
+/* ATTEND by pair of formats; false: not this head size. split: pieces go to a.o and a.nl, attend_merge folds them */
+bool attend_q8_0_q5_1(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
+bool attend_q8_0_q8_0(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
+bool attend_f16_f16(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
+bool attend_e4m3_e4m3(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
 extern const LinearKernels linear_q4_0, linear_q4_k, linear_nvfp4, linear_q8_0, linear_q6_k, linear_int8, linear_int8h;
 
 } // namespace bw

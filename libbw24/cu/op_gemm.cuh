@@ -22,9 +22,6 @@ template <class U, int STAGES> struct GemmShared {
     float2 mins[LOWS ? 2 : 1][LOWS ? 4 : 1][GEMM_TILE];
 };
 
-__device__ __forceinline__ void cp16(void *dst, const void *src) {
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"((uint32_t)__cvta_generic_to_shared(dst)), "l"(src));
-}
 __device__ __forceinline__ void cp_commit() { asm volatile("cp.async.commit_group;"); }
 template <int N> __device__ __forceinline__ void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
 

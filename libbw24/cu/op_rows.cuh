@@ -99,12 +99,31 @@ static __global__ void __launch_bounds__(256) k_pick(float *y, const float *x, i
     for (int i = threadIdx.x + blockIdx.y * 256; i < n; i += 256 * gridDim.y) y[(size_t)blockIdx.x * n + i] = __ldcg(from + i);
 }
 
-static __global__ void __launch_bounds__(256) k_finite(const float *x, size_t n, int *fault, int op) {
+/* Ends a step: faults among the logits, and the likeliest token of each row (ties: the lowest id), as the largest key (ordered bits of the logit, ~id).
+ * A block looks at 4096 logits of a row. */
+static __global__ void __launch_bounds__(256) k_finish(const float *x, int vocab, unsigned long long *best, int *fault, int op) {
     pdl_trigger();
     pdl_wait();
+    const float *row = x + (size_t)blockIdx.y * vocab;
+    unsigned long long top = 0;
     bool bad = false;
-    for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (size_t)gridDim.x * 256) bad |= not_finite(__ldcg(x + i));
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        int i = blockIdx.x * 4096 + k * 256 + threadIdx.x;
+        if (i >= vocab) continue;
+        float v = __ldcg(row + i) + 0.0f; /* -0 counts as 0 */
+        bad |= not_finite(v);
+        uint32_t bits = __float_as_uint(v), ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+        unsigned long long key = (unsigned long long)ordered << 32 | (uint32_t)~i;
+        top = key > top ? key : top;
+    }
     if (bad) report_fault(fault, op);
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+        unsigned long long other = __shfl_xor_sync(~0u, top, o);
+        top = other > top ? other : top;
+    }
+    if (!(threadIdx.x & 31)) atomicMax(best + blockIdx.y, top);
 }
 
 /* ---- the interpreter */

@@ -185,19 +185,32 @@ class Engine:
 
         All or nothing: on Bw24Error no sequence has moved.
         """
-        if not rows:
-            raise Bw24Error("a step needs at least one row")
-        c = abi.ffi.new("bw24_row[]", len(rows))
-        wanted = 0
-        for i, (seq, token, want) in enumerate(rows):
-            c[i].seq, c[i].token, c[i].want = seq._handle(), token, want
-            wanted += bool(want)
+        c, wanted = self._rows(rows)
         logits = np.empty((wanted, self.n_vocab), np.float32)
         out = abi.ffi.cast("float *", abi.ffi.from_buffer(logits)) if wanted else abi.ffi.NULL
         abi.check(abi.lib().bw24_step(self._model, c, len(rows), out))
         for seq, token, _ in rows:
             seq.tokens.append(token)
         return logits
+
+    def step_greedy(self, rows: Seq[Row]) -> np.ndarray:
+        """As `step`, with the likeliest token of each wanted row (ties: the lowest id) instead of its logits. Returns [wanted] int32."""
+        c, wanted = self._rows(rows)
+        tokens = np.empty(max(wanted, 1), np.int32)
+        abi.check(abi.lib().bw24_step_greedy(self._model, c, len(rows), abi.ffi.cast("int32_t *", abi.ffi.from_buffer(tokens))))
+        for seq, token, _ in rows:
+            seq.tokens.append(token)
+        return tokens[:wanted]
+
+    @staticmethod
+    def _rows(rows: Seq[Row]) -> tuple[Any, int]:
+        """The rows as the library takes them, and how many want logits."""
+        if not rows:
+            raise Bw24Error("a step needs at least one row")
+        c = abi.ffi.new("bw24_row[]", len(rows))
+        for i, (seq, token, want) in enumerate(rows):
+            c[i].seq, c[i].token, c[i].want = seq._handle(), token, want
+        return c, sum(bool(want) for _, _, want in rows)
 
     def cancel(self) -> None:
         """Ends the step in hand with an error; may be called from another thread or a signal handler."""
