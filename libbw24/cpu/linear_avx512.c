@@ -11,7 +11,7 @@ typedef __m512 vf;
 #define V_SIGNED 0
 #define LINEAR_FN linear_avx512
 /* of 32 registers: GEMM_ROWS sums (of one tile, or half as many rows of two tiles) and as many p, the weights, the scales; two sums a row
- * for the forms with half-group scales. Two tiles share every broadcast of an activation word, which halves the loads. */
+ * for the forms with half-group scales. Two tiles at once read every activation line half as often. */
 #define GEMM_TILES 2
 #define GEMM_SUMS 12
 #define GEMM_ROWS(form) ((form) == BW_S2 || (form) == BW_S2M ? 8 : 12)
@@ -68,9 +68,17 @@ INL vf v_rint(vf v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT |
 /* +0 where x < bound, else y */
 INL vf v_zero_below(vf x, vf bound, vf y) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), y); }
 
-INL int32_t word_at(const int8_t *q) { int32_t v; __builtin_memcpy(&v, q, 4); return v; }
-
-#define v_dot(i, w, q) _mm512_dpbusd_epi32(i, w, q)
+/* c + a * b[0], and i + the dot products of w with the 4 bytes at q, the broadcast being part of the instruction: the compiler would
+ * spend a register and an instruction on each, and both are scarce in gemm (measured: 3 % of a prompt) */
+typedef int32_t __attribute__((may_alias)) any32;
+INL vf v_fma_at(vf a, const float *b, vf c) {
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
+    return c;
+}
+INL vi v_dot_at(vi i, vi w, const int8_t *q) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(i) : "v"(w), "m"(*(const any32 *)(const void *)q));
+    return i;
+}
 
 #include "linear_tmpl.h"
 

@@ -17,6 +17,8 @@
 #else
 #define v_dot(i, w, q) _mm256_dpbusd_epi32(i, w, q)
 #endif
+/* i + the dot products of w with the 4 bytes at q */
+INL vi v_dot_at(vi i, vi w, const int8_t *q) { return v_dot(i, w, v_set32(word_at(q))); }
 
 #include "linear_tmpl.h"
 #else

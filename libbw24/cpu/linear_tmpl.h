@@ -160,7 +160,7 @@ INL void load_group(int k, const uint8_t *tile, int64_t g, int h, const seg *o, 
 /* i + the dot products of n words */
 INL vi dot_one(vi i, const vi *w, const int8_t *q, int n, int top) {
     (void)top;
-    UNROLL for (int k = 0; k < n; k++) i = v_dot(i, w[k], v_set32(word_at(q + 4 * k)));
+    UNROLL for (int k = 0; k < n; k++) i = v_dot_at(i, w[k], q + 4 * k);
     return i;
 }
 #endif
@@ -176,10 +176,10 @@ INL vi sum_start(const int32_t *n128, int shift) {
 /* p = fma(d, t, p) of one group */
 INL vf fold(int form, vf p, vi i0, vi i1, const vf *sm, const act_line *l) {
     vf t = v_mul(sm[0], v_float(i0));
-    if (form == BW_S1M) t = v_fma(sm[1], v_bcastf(&l->a), t);
+    if (form == BW_S1M) t = v_fma_at(sm[1], &l->a, t);
     if (two_sums(form)) t = v_fma(sm[1], v_float(i1), t);
-    if (form == BW_S2M) t = v_fma(sm[3], v_bcastf(&l->a1), v_fma(sm[2], v_bcastf(&l->a0), t));
-    return v_fma(v_bcastf(&l->d), t, p);
+    if (form == BW_S2M) t = v_fma_at(sm[3], &l->a1, v_fma_at(sm[2], &l->a0, t));
+    return v_fma_at(t, &l->d, p);
 }
 
 /* 1 .. GEMV_ROWS activation rows: weights go from the packed tile through registers, memory is read once. acc = [nr][16].
@@ -245,10 +245,8 @@ INL void dot_rows(vi *i, const uint8_t *codes, const act_line *l, int w0, int w1
     UNROLL for (int k = w0; k < w1; k++) {
         vi w[GEMM_TILES];
         UNROLL for (int t = 0; t < nt; t++) w[t] = v_load(codes + t * PANEL_CODES + 64 * k);
-        UNROLL for (int r = 0; r < nr; r++) {
-            vi q = v_set32(word_at(l[r].q + 4 * k));
-            UNROLL for (int t = 0; t < nt; t++) i[t * nr + r] = v_dot(i[t * nr + r], w[t], q);
-        }
+        UNROLL for (int r = 0; r < nr; r++)
+            UNROLL for (int t = 0; t < nt; t++) i[t * nr + r] = v_dot_at(i[t * nr + r], w[t], l[r].q + 4 * k);
     }
 }
 #endif

@@ -80,8 +80,9 @@ static void measure(enum cpu_isa isa, const bw_type_info *t, int64_t rows, int64
     task k[MAX_THREADS];
     for (int j = 0; j < threads; j++) k[j] = (task){isa, &m, &a, n, y, 0, 0, huge(CPU_LINEAR_WORK)};
     double s = best(k, threads, cpu_tiles(rows), repeats);
-    printf("%-11s %-7s %6d x %-5d rows %-4d threads %d  %6.1f GB/s  %6.1f GMAC/s  quantise %.2f ns/value\n", cpu_isa_name(isa), t->name, (int)rows,
-           (int)cols, n, threads, (double)bytes / s * 1e-9, (double)rows * (double)cols * n / s * 1e-9, tq / ((double)n * (double)cols) * 1e9);
+    printf("%-11s %-7s %6d x %-5d rows %-4d threads %d  %6.1f GB/s  %6.1f GMAC/s  quantise %.2f ns/value\n", cpu_isa_name(isa), t->name,
+           (int)rows, (int)cols, n, threads, (double)bytes / s * 1e-9, (double)rows * (double)cols * n / s * 1e-9,
+           tq / ((double)n * (double)cols) * 1e9);
     fflush(stdout);
     for (int j = 0; j < threads; j++) free(k[j].work);
     free(a.mem);

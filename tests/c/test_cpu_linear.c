@@ -137,8 +137,8 @@ static void run_mode(enum cpu_isa isa, const job *j, const cpu_mat *m0, const cp
             checks++;
             if (same(y[r * ld + o], want)) continue;
             if (failures++ < 20)
-                printf("FAIL %s %s rows %d of %dx%d mode %d %s at (%d, %d): %a, expected %a\n", cpu_isa_name(isa), j->type->name, n, (int)j->rows,
-                       (int)j->cols, mode, m.data ? "packed" : "raw", r, (int)o, y[r * ld + o], want);
+                printf("FAIL %s %s rows %d of %dx%d mode %d %s at (%d, %d): %a, expected %a\n", cpu_isa_name(isa), j->type->name, n,
+                       (int)j->rows, (int)j->cols, mode, m.data ? "packed" : "raw", r, (int)o, y[r * ld + o], want);
         }
     }
     free(y);
