@@ -1,4 +1,4 @@
-/* From the file's rows to packed tiles (layouts: linear_impl.h). Owns every byte order of the packed form; knows no arithmetic on values. */
+/* From the file's rows to packed tiles (layouts: linear_impl.h). Owns every byte order of the packed form; knows no arithmetic on values */
 #include "linear_impl.h"
 
 #include <string.h>
