@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .engine import Sequence as Timeline
 
-CANDIDATES = 4  # kept sequences that are tried, longest common prefix first, where the model cannot go back to every position
+CANDIDATES = 4  # kept sequences that are tried, longest common prefix first, though the model may not be able to go back that far in them
+NEAREST, MARKS = 64, 10  # marks along a prompt: so many tokens before its end, and twice, four times ... that; at most so many
+
+
+def marks(length: int) -> list[int]:
+    """Positions along a prompt, descending, at which a model that cannot go back keeps a copy of its state: before its end at distances that
+    double. A prompt that shares all but its last d tokens then resumes at most 2 d + NEAREST tokens before its end."""
+    return [length - (NEAREST << i) for i in range(MARKS) if length > NEAREST << i]
 
 
 def shared(a: np.ndarray, b: np.ndarray) -> int:
@@ -51,11 +58,16 @@ class PromptCache:
     def take(self, engine: Engine, ids: Seq[int]) -> Timeline:
         """A new sequence that holds as much of `ids` as can be had, at most all but the last id, whose logits are needed."""
         wanted = np.array(ids[: len(ids) - 1], np.int32)
-        found = sorted(((shared(tokens, wanted), at) for at, (tokens, _) in enumerate(self._kept)), reverse=True)
+        commons = [shared(tokens, wanted) for tokens, _ in self._kept]
+        found = sorted(((n, n == len(self._kept[at][0]), at) for at, n in enumerate(commons) if n), reverse=True)
         best: Timeline | None = None
-        for common, at in found[: 1 if self.rewinds else CANDIDATES]:
-            if not common or (best is not None and best.pos >= common):
+        tries = 0
+        for common, whole, at in found:
+            if best is not None and best.pos >= common:
                 break
+            if not whole and tries == (1 if self.rewinds else CANDIDATES):
+                continue
+            tries += not whole
             fork = self._kept[at][1].fork()
             got = fork.truncate(common)
             if got > (best.pos if best else 0):

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from . import abi, sampling
-from .engine import PAGE_TOKENS, available_memory, kv_bytes_per_token
+from .engine import PAGE_TOKENS, available_memory, kv_bytes_per_token, state_bytes
 from .errors import Bw24Error
 from .generate import CONTEXT, EOS, INTERRUPTED, LENGTH, STOP, check_fits
 from .logprobs import Logprobs, logprobs
-from .prompt_cache import PromptCache
+from .prompt_cache import PromptCache, marks
 from .tokenizer import StopFilter
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ class _Run:
     stream: Any = None
     filter: Any = None
     leader: _Run | None = None  # the run whose prompt pass it waits for
+    marks: list[int] = field(default_factory=list)  # positions ahead at which a copy is kept, the nearest last
 
     @property
     def pending(self) -> int:
@@ -182,6 +183,7 @@ class Scheduler:
         self.kv_room = int(available_memory() * MEMORY_SHARE) if kv_room is None else kv_room
         per_token = kv_bytes_per_token(engine.model, engine.kv)
         self._page_bytes = PAGE_TOKENS * sum(per_token.values())
+        self._state_bytes = state_bytes(engine.model)
         self.cache = PromptCache(rewinds(engine.model))
         self.counters = Counters()
         self.broken: str | None = None
@@ -189,6 +191,7 @@ class Scheduler:
         self._preempted: list[_Run] = []
         self._active: list[_Run] = []
         self._orders = itertools.count()
+        self._tight = False  # a run gave its pages back and none has ended since: taking one in again would only push out the next
         self._change = threading.Condition()
         self._closing = self._draining = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -303,7 +306,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Take in those who gave their pages back, oldest first, then those who wait, as far as rows and memory allow."""
-        while self._preempted and len(self._active) < self.max_runs and self._fits(len(self._preempted[0].tokens)):
+        self._tight = self._tight and bool(self._active)
+        while self._preempted and not self._tight and len(self._active) < self.max_runs and self._fits(len(self._preempted[0].tokens)):
             run = self._preempted.pop(0)
             run.seq = self._sequence(run)
             self._active.append(run)
@@ -319,15 +323,24 @@ class Scheduler:
         """Whether a prompt's pages fit beside what the active runs hold; kept sequences make room."""
         if not self._active:
             return True
-        need = (tokens // PAGE_TOKENS + 2) * self._page_bytes
+        need = (tokens // PAGE_TOKENS + 2) * self._page_bytes + self._state_bytes + self._growth(len(self._active) + 1)
         return self._held_by_active() + need <= self.kv_room
+
+    def _growth(self, runs: int) -> int:
+        """Bytes that a step of so many runs may take beside what they hold: a page each, and the versions of recurrent state that it writes."""
+        return runs * (self._page_bytes + self._state_bytes)
 
     def _held_by_active(self) -> int:
         """Bytes of the active runs' pages, each counted as if it shared none."""
-        return sum((len(r.seq.tokens) // PAGE_TOKENS + 1) * self._page_bytes for r in self._active if r.seq)
+        return sum((len(r.seq.tokens) // PAGE_TOKENS + 1) * self._page_bytes + self._state_bytes for r in self._active if r.seq)
 
     def _sequence(self, run: _Run) -> Timeline:
-        return self.cache.take(self.engine, run.tokens) if run.job.reuse else self.engine.sequence()
+        """The sequence that a run begins with; where the model cannot go back, the positions to keep on the way."""
+        if not run.job.reuse:
+            return self.engine.sequence()
+        seq = self.cache.take(self.engine, run.tokens)
+        run.marks = [] if self.cache.rewinds else [m for m in marks(len(run.job.ids)) if m > seq.pos]
+        return seq
 
     def _start(self, job: Job) -> None:
         job.stats.started = now()
@@ -372,6 +385,7 @@ class Scheduler:
         at = 0
         for run, _ in runs:
             run.job.prefilled = max(run.job.prefilled, len(run.seq.tokens))
+            self._keep_mark(run)
             if not run.pending:
                 self._advance(run, logits[at])
                 at += 1
@@ -382,13 +396,14 @@ class Scheduler:
             decoding = [(r, 1) for r in self._active if r.seq and r.pending == 1]
             prompts = [r for r in self._active if r.seq and r.pending > 1]
             room = self.engine.max_rows - len(decoding)
-            chosen = decoding + share(prompts, min(room, SHARED_PREFILL) if decoding else room)
+            chosen = decoding + [(r, up_to_mark(r, n)) for r, n in share(prompts, min(room, SHARED_PREFILL) if decoding else room)]
             if not chosen or self._make_room(chosen):
                 return chosen
 
     def _make_room(self, chosen: list[tuple[_Run, int]]) -> bool:
         """Drop kept sequences, then give back the youngest run's pages, until the step fits. False where the step must be formed again."""
-        need = sum((r.seq.pos + n - 1) // PAGE_TOKENS - (r.seq.pos - 1) // PAGE_TOKENS + 1 for r, n in chosen) * self._page_bytes
+        pages = sum((r.seq.pos + n - 1) // PAGE_TOKENS - (r.seq.pos - 1) // PAGE_TOKENS for r, n in chosen)
+        need = pages * self._page_bytes + self._growth(len(chosen))
         self._trim_cache()
         while self.engine.memory()["kv"] + need > self.kv_room:
             if self.cache.drop_oldest():
@@ -400,6 +415,14 @@ class Scheduler:
             return False
         return True
 
+    def _keep_mark(self, run: _Run) -> None:
+        """Keep a copy of a sequence that has reached a mark."""
+        while run.marks and run.marks[-1] <= len(run.seq.tokens):
+            if run.marks.pop() == len(run.seq.tokens):
+                with contextlib.suppress(Bw24Error):  # for want of memory: then it is not kept
+                    self.cache.put(run.seq.fork())
+                    self._trim_cache()
+
     def _trim_cache(self) -> None:
         """Keep the budget: all pages in use are at most cache_ram more than the active runs would need alone."""
         while self.engine.memory()["kv"] > self.cache_ram + self._held_by_active() and self.cache.drop_oldest():
@@ -407,7 +430,7 @@ class Scheduler:
 
     def _preempt(self, run: _Run) -> None:
         run.seq.close()
-        run.seq = None
+        run.seq, self._tight = None, True
         run.job.stats.preempted += 1
         self.counters.preemptions += 1
         with self._change:
@@ -461,6 +484,7 @@ class Scheduler:
         if not run.generated and not self.cache.rewinds and run.job.reuse:
             with contextlib.suppress(Bw24Error):  # the next turn's prompt may differ after this one, and there is no way back to here
                 self.cache.put(run.seq.fork())
+                self._trim_cache()
         for other in followers:
             try:
                 other.seq, other.leader = run.seq.fork(), None
@@ -523,7 +547,7 @@ class Scheduler:
                 self.cache.put(run.seq)
             else:
                 run.seq.close()
-            run.seq = None
+            run.seq, self._tight = None, False
             self._trim_cache()
         self._count(reason)
         run.job._open -= 1
@@ -542,10 +566,16 @@ class Scheduler:
         for run in runs:
             if run.seq:
                 run.seq.close()
-                run.seq = None
+                run.seq, self._tight = None, False
         self._count("error")
         job.stats.finished = now()
         job._events.put(error)
+
+
+def up_to_mark(run: _Run, rows: int) -> int:
+    """As many of the rows as lead to the run's next mark at most."""
+    ahead = run.marks[-1] - len(run.seq.tokens) if run.marks else rows
+    return min(rows, ahead) if ahead > 0 else rows
 
 
 def share(prompts: list[_Run], rows: int) -> list[tuple[_Run, int]]:

@@ -48,7 +48,7 @@ class Service:
         started = time.monotonic()
         try:
             found = models.resolve(self.settings.model, progress=False, cache=environment("cache"))
-            self.model = source.open_model(found.paths[0])
+            self.model = source.open_model(found.paths[0], self.settings.weights)
             self.prompter = Prompter(self.model.tokenizer, self.model.chat_template)
             engine = Engine(self.model, **self.settings.engine)
             with self._lock:

@@ -15,7 +15,7 @@ from ..errors import Bw24Error
 
 ENGINE = ("threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 SERVER = ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts")
-NAMES = ("model", *ENGINE, *SERVER)
+NAMES = ("model", "weights", *ENGINE, *SERVER)
 MAX_BODY = 32 << 20  # bytes of a request: a million tokens of text and their JSON
 MIB = 1 << 20
 
@@ -25,6 +25,7 @@ class Settings:
     """One server. `keys`: SHA-256 digests of the API keys, empty where none is asked for. cache_ram: bytes."""
 
     model: str
+    weights: str = "auto"
     engine: Mapping[str, Any] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 8080
@@ -51,7 +52,8 @@ def from_args(args: argparse.Namespace) -> Settings:
     """Settings of a parsed command line whose flags are settled. Raises Bw24Error."""
     key_file = args.api_key_file
     return Settings(
-        model=args.model, engine={n: getattr(args, n) for n in ENGINE}, host=args.host, port=args.port, aliases=_names(args.alias),
+        model=args.model, weights=args.weights, engine={n: getattr(args, n) for n in ENGINE}, host=args.host, port=args.port,
+        aliases=_names(args.alias),
         keys=read_keys(key_file) if key_file else (), cors=_names(args.cors), cache_ram=args.cache_ram * MIB, parallel=args.parallel,
         queue=args.queue, drain=args.drain, lenient=args.lenient, log_prompts=args.log_prompts,
     )
