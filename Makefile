@@ -133,10 +133,12 @@ test-full: all ## the same and the full golden sets: BW24_GOLDENS=DIR make test-
 test-faults: all ## builds with seeded faults against every gate: which gate catches what (a quarter of an hour)
 	$(PYTEST) tests/test_faults.py --faults -s
 
-soak: all ## long runs: an hour of fuzzing, every gate on the real model
+soak: all ## long runs: fuzzing, every gate on the real model, load and broken requests on the server
 	$(PYTHON) -m bw24 gate --full
 	$(PYTHON) tests/fuzz_gguf.py --seconds $(or $(SECONDS_TO_RUN),3600)
 	$(PYTHON) tests/fuzz_safetensors.py --seconds $(or $(SECONDS_TO_RUN),60)
+	$(PYTHON) tests/load_server.py smollm2 --seconds $(or $(SECONDS_TO_RUN),600)
+	$(PYTHON) tests/fuzz_server.py smollm2 --seconds $(or $(SECONDS_TO_RUN),600)
 
 check: all ## every kernel against the reference, then the exactness gates on the default model
 	$(PYTHON) -m bw24 kernel-check
