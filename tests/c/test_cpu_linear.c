@@ -64,6 +64,7 @@ static void fill_x(float *x, int rows, int64_t cols, int64_t ld) {
     for (int r = 0; r < rows; r++) {
         for (int64_t c = 0; c < cols; c++) {
             float v = unit() * (c % 37 == 5 ? 30.0f : 1.0f);
+            if (r % 6 == 2) v = (v < 0.0f ? -1.0f : 1.0f) * (c / 32 % 2 ? 0x1p-100f : 0x1.fffffep-101f); /* on and below the zero limit */
             if (r % 6 == 3) v = 0.0f;
             if (r % 6 == 4) v = (rnd() & 1) ? 1.0f : -1.0f;
             if (r % 6 == 5 && c / 32 % 2) v *= 1e-33f;
