@@ -238,6 +238,68 @@ static int row_op(bw24_model *m, const bw_list *l, int index) {
 
 static bool is_want(const bw_list *l, const bw_op *op) { return l->bufs[op->buf[0]].rows == BW_ROWS_WANT; }
 
+/* ---- runs of row ops that k_heads can do: norms by head, rotations and appends of up to three buffers */
+static HeadChain *chain_of(HeadArgs *a, int *bufs, int buf) {
+    for (int i = 0; i < a->n; i++)
+        if (bufs[i] == buf) return &a->c[i];
+    if (a->n == 3) return NULL;
+    bufs[a->n] = buf;
+    a->c[a->n] = {};
+    return &a->c[a->n++];
+}
+static bool shape_chain(HeadChain *c, int heads, int dim) {
+    if (c->heads && (c->heads != heads || c->dim != dim)) return false;
+    c->heads = heads;
+    c->dim = dim;
+    return dim % 32 == 0 && dim <= 256;
+}
+
+static bool chain_op(const bw_list *l, const RowOp &r, const bw_op *op, HeadArgs *a, int *bufs) {
+    HeadChain *c = r.code == ROW_APPEND ? NULL : chain_of(a, bufs, op->buf[0]);
+    if (r.code == ROW_NORM) {
+        if (!c || c->norm || c->rot || c->append || !shape_chain(c, r.i[0], r.n / r.i[0])) return false;
+        for (int i = 0; i < a->n; i++)
+            if (op->buf[1] != op->buf[0] && bufs[i] == op->buf[1]) return false;
+        c->x = r.a; c->y = r.y; c->w = r.w; c->eps = r.f; c->norm = 1; c->l2 = r.i[1];
+        return true;
+    }
+    if (r.code == ROW_ROPE) {
+        int half = r.i[2] / 2;
+        if (!c || c->rot || c->append || !shape_chain(c, r.i[0], r.i[1]) || r.n != r.i[0] * r.i[1] || (!r.i[3] && (half % 32 || half > 128))) return false;
+        if (!c->norm) c->x = r.y;
+        c->y = r.y; c->cs = r.cs; c->rot = r.i[2]; c->interleaved = r.i[3];
+        return true;
+    }
+    if (r.code != ROW_APPEND) return false;
+    for (int i = 0; i < 2; i++) {
+        if (!(c = chain_of(a, bufs, op->buf[i])) || c->append || !shape_chain(c, r.kv.heads, r.kv.dim)) return false;
+        if (!c->norm && !c->rot) c->x = i ? r.b : r.a;
+        c->append = i ? APPEND_V : APPEND_K;
+        c->kv = r.kv;
+        c->op = r.op;
+    }
+    (void)l;
+    return true;
+}
+
+/* turns the step just built from CU_ROWS into CU_HEADS where all of its ops fit */
+static void try_heads(CuModel *s, const bw_list *l) {
+    CuStep &c = s->steps.back();
+    HeadArgs a = {};
+    int bufs[3];
+    if (c.kind != CU_ROWS || c.want) return;
+    for (int i = 0; i < c.n; i++)
+        if (!chain_op(l, s->row_ops[(size_t)(c.rows_at + i)], &l->ops[c.first + i], &a, bufs)) return;
+    for (int i = 0; i < a.n; i++) {
+        for (int j = 0; j < a.n; j++)
+            if (i != j && a.c[i].x == a.c[j].y) return; /* one warp would overwrite what another reads */
+        a.heads += a.c[i].heads;
+    }
+    c.kind = CU_HEADS;
+    c.rows_at = (int)s->heads.size();
+    s->heads.push_back(a);
+}
+
 /* EMBED stands alone; the other row ops of the step form runs */
 static int resolve_rows(bw24_model *m, bw_list *l, const bw_step *st) {
     CuModel *s = model_of(m);
@@ -254,6 +316,7 @@ static int resolve_rows(bw24_model *m, bw_list *l, const bw_step *st) {
         int rc = row_op(m, l, i);
         if (rc) return rc;
     }
+    try_heads(s, l);
     return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 #include "../internal.h"
+#include "heads.cuh"
 #include "launch.h"
 #include "rows.cuh"
 
@@ -34,12 +35,12 @@ struct CuMatrix {
 struct CuRope { int rot; double base, scale; const bw_tensor *ff; double *inv; float *cs; };
 
 /* one launch of a step, resolved; a plan step is one or several */
-enum CuKind { CU_EMBED, CU_ROWS, CU_LINEARS, CU_ATTEND, CU_PICK };
+enum CuKind { CU_EMBED, CU_ROWS, CU_HEADS, CU_LINEARS, CU_ATTEND, CU_PICK };
 struct CuStep {
     CuKind kind;
     const bw_step *step;
     int first, n;      /* ops covered, for CU_EMBED, CU_ROWS, CU_ATTEND, CU_PICK */
-    int rows_at;       /* CU_ROWS: index into the model's RowOps */
+    int rows_at;       /* CU_ROWS: index into the model's RowOps; CU_HEADS: into its HeadArgs */
     bool want;         /* runs on the wanted rows */
     int out;           /* buffer written, -1 none or several */
     bool quant_out;    /* the next reader of `out` wants it quantised */
@@ -53,6 +54,7 @@ struct CuModel {
     std::vector<int8_t *> acts;   /* device memory of a buffer's quantised form, or NULL */
     std::vector<CuStep> steps;
     std::vector<RowOp> row_ops;
+    std::vector<HeadArgs> heads;
     RowOp *row_mem;
     std::vector<CuRope> ropes;
     std::map<const bw_tensor *, float *> dense;

@@ -6,6 +6,7 @@
 #include "op_attend_any.cuh"
 #include "op_attend_merge.cuh"
 #include "op_float.cuh"
+#include "op_heads.cuh"
 #include "op_rows.cuh"
 
 namespace bw {
@@ -83,13 +84,14 @@ static void float_linear(Pass &p, const bw_op *op, const LinearPart &part, int n
 }
 
 /* the step's matrices, those of one unit type side by side in one launch */
-static void plain_linears(Pass &p, const CuStep &c, const Acts &x, int n) {
+static void plain_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNorm &norm, int n) {
     const bw_step *st = c.step;
     for (int i = 0; i < st->n_lin;) {
         const bw_op *op = &p.l->ops[st->lin0 + i];
         const LinearKernels *k = matrix_of(op)->k;
         LinearArgs a = {};
         a.x = x;
+        a.norm = norm;
         a.segs = matrix_of(op)->segs;
         a.fault = p.rows.fault;
         a.op = st->lin0 + i;
@@ -112,7 +114,7 @@ static void plain_linears(Pass &p, const CuStep &c, const Acts &x, int n) {
     }
 }
 
-static void glu_linears(Pass &p, const CuStep &c, const Acts &x, int n) {
+static void glu_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNorm &norm, int n) {
     const bw_step *st = c.step;
     const bw_op *g = &p.l->ops[st->lin0], *u = g + 1, *glu = &p.l->ops[st->glu];
     Acts out = {};
@@ -124,6 +126,7 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, int n) {
         a.part[1] = part_for(p, u);
         a.part[0].y = buf_of(p, glu->buf[0]);
         a.x = x;
+        a.norm = norm;
         a.xo = out;
         a.n_parts = 2;
         a.blocks = gm->blocks;
@@ -133,7 +136,7 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, int n) {
         a.op = st->glu;
         run_parts(p, gm->k, a, true, n);
     } else {
-        plain_linears(p, c, x, n);
+        plain_linears(p, c, x, norm, n);
         int w = width_of(p, glu->buf[0]);
         launch(*p.q, k_quant<true>, dim3((unsigned)((w + 255) / 256), (unsigned)n), 256, 0, (const float *)buf_of(p, g->buf[0]), (const float *)buf_of(p, u->buf[0]),
                buf_of(p, glu->buf[0]), out, w, (int)(glu->i[0] == 1), p.rows.fault, st->glu);
@@ -149,14 +152,29 @@ static void run_norm(Pass &p, const bw_op *op, int index, const Acts &o, int n) 
     else launch(*p.q, k_norm_quant<8>, dim3((unsigned)n), 512, 0, a);
 }
 
+/* one row: the LINEARs normalise it themselves, if all of them can */
+static bool norm_inside(const Pass &p, const bw_step *st, int n) {
+    if (n != 1 || st->norm < 0) return false;
+    for (int i = 0; i < st->n_lin; i++) {
+        const CuMatrix *x = matrix_of(&p.l->ops[st->lin0 + i]);
+        if (!x->k || !x->k->takes_norm(x->segs)) return false;
+    }
+    return true;
+}
+
 static void run_linears(Pass &p, const CuStep &c) {
     const bw_step *st = c.step;
     int n = rows_of(p, c), x = p.l->ops[st->lin0].buf[1];
     bool quant = false;
     for (int i = 0; i < st->n_lin; i++) quant |= matrix_of(&p.l->ops[st->lin0 + i])->k != NULL;
     Acts a = {};
+    LinearNorm norm = {};
     if (quant) a = acts_of(p, x, n);
-    if (st->norm >= 0) {
+    if (norm_inside(p, st, n)) {
+        const bw_op *op = &p.l->ops[st->norm];
+        norm = {buf_of(p, op->buf[1]), dense_of(p, op->w[0]), buf_of(p, x), (float)op->f[0], op->i[1], st->lin0};
+        p.quantised[(size_t)x] = 0;
+    } else if (st->norm >= 0) {
         run_norm(p, &p.l->ops[st->norm], st->lin0, a, n);
         p.quantised[(size_t)x] = quant;
     } else if (quant && !p.quantised[(size_t)x]) {
@@ -165,8 +183,8 @@ static void run_linears(Pass &p, const CuStep &c) {
                p.rows.fault, st->lin0);
         p.quantised[(size_t)x] = 1;
     }
-    if (st->glu >= 0) return glu_linears(p, c, a, n);
-    plain_linears(p, c, a, n);
+    if (st->glu >= 0) return glu_linears(p, c, a, norm, n);
+    plain_linears(p, c, a, norm, n);
     for (int i = 0; i < st->n_lin; i++) p.quantised[(size_t)p.l->ops[st->lin0 + i].buf[0]] = 0;
     if (st->add >= 0) p.quantised[(size_t)p.l->ops[st->add].buf[0]] = 0;
 }
@@ -190,6 +208,13 @@ static void run_rows(Pass &p, const CuStep &c) {
     }
     int threads = rows_of(p, c) > 132 || most <= 512 ? 256 : 512;
     launch(*p.q, k_rows, dim3((unsigned)rows_of(p, c)), threads, 0, (const RowOp *)(p.s->row_mem + c.rows_at), c.n, (int)c.want, p.rows);
+}
+
+static void run_heads(Pass &p, const CuStep &c) {
+    const HeadArgs &a = p.s->heads[(size_t)c.rows_at];
+    for (int i = c.first; i < c.first + c.n; i++)
+        if (p.l->ops[i].code != BW_OP_KV_APPEND) p.quantised[(size_t)p.l->ops[i].buf[0]] = 0;
+    launch(*p.q, k_heads, dim3((unsigned)p.rows.n, (unsigned)((a.heads + 3) / 4)), 128, 0, a, p.rows);
 }
 
 static bool attend_fast(Pass &p, const AttendArgs &a, bool split) {
@@ -247,6 +272,7 @@ static int run_steps(Pass &p, bool eager) {
         switch (c.kind) {
         case CU_EMBED: run_embed(p, c); break;
         case CU_ROWS: run_rows(p, c); break;
+        case CU_HEADS: run_heads(p, c); break;
         case CU_LINEARS: run_linears(p, c); break;
         case CU_ATTEND: run_attend(p, c); break;
         case CU_PICK: run_pick(p, c); break;

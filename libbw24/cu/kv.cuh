@@ -94,9 +94,8 @@ __device__ __forceinline__ bool kv_put(int f, uint8_t *part, int D, int j, int d
     }
 }
 
-/* values of one head and format into slot j; the whole warp takes part, lane = column of a group of 32 */
-__device__ __forceinline__ void kv_put_group(int f, uint8_t *part, int D, int j, int d, const float *x, int *fault, int op) {
-    float v = d < D ? __ldcg(x + d) : 0.0f;
+/* one value a lane (a group of 32 columns of slot j) into a format; the whole warp takes part */
+__device__ __forceinline__ void kv_put_values(int f, uint8_t *part, int D, int j, int d, float v, int *fault, int op) {
     bool bad = __any_sync(~0u, not_finite(v));
     if (!bad) {
         bool ok = f == KV_Q8_0 ? put_q8_0(part, D, j, d, v) : f == KV_Q5_1 ? put_q5_1(part, D, j, d, v) : d >= D || kv_put(f, part, D, j, d, v);
@@ -111,7 +110,7 @@ __device__ __forceinline__ void kv_append(const KvPlace &p, uint8_t *page, int s
     for (int g = threadIdx.x >> 5; g < 2 * p.heads * groups; g += blockDim.x >> 5) {
         int value = g >= p.heads * groups, i = value ? g - p.heads * groups : g, h = i / groups, d = i % groups * 32 + lane;
         uint8_t *part = page + h * kv_head_bytes(p) + (value ? kv_bytes(p.k, p.dim) : 0);
-        kv_put_group(value ? p.v : p.k, part, p.dim, slot, d, (value ? v : k) + h * p.dim, fault, op);
+        kv_put_values(value ? p.v : p.k, part, p.dim, slot, d, d < p.dim ? __ldcg((value ? v : k) + h * p.dim + d) : 0.0f, fault, op);
     }
 }
 

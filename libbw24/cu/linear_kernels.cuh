@@ -30,6 +30,8 @@ template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, con
 
 inline bool acts_fit(int R, int segs) { return (size_t)R * segs * 352 <= (size_t)ACT_KB * 1024; }
 
+inline bool takes_norm(int segs) { return segs <= 32 && acts_fit(1, segs); }
+
 template <class U, bool GLU, bool MANY> void small_rows(Queue &q, const LinearArgs &a) {
     if (a.rows <= 1 && acts_fit(1, a.segs)) return small_launch<U, 1, GLU, true>(q, a, 16);
     if constexpr (MANY) {
@@ -57,7 +59,7 @@ template <class U> void linear_pack(Queue &q, const PackArgs &a) {
 }
 
 #define BW_LINEAR_KERNELS(name, U, many, pack) \
-    const LinearKernels name = {#U, U::UNIT, gemm_fits<U>, linear_small<U, many>, linear_gemm<U>, linear_embed<U>, pack};
+    const LinearKernels name = {#U, U::UNIT, gemm_fits<U>, takes_norm, linear_small<U, many>, linear_gemm<U>, linear_embed<U>, pack};
 
 } // namespace bw
 #endif

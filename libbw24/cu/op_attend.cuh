@@ -63,6 +63,7 @@ template <int K, int V, int D, int NQ> struct alignas(16) AttendShared {
     float p[PIECE][NQ];
     int row[NQ], head[NQ], lo[NQ], hi[NQ];        /* of each query: row of the step, head, visible keys (none: 0, 0) */
     int from[NQ], to[NQ];                         /* its visible keys of the piece in hand */
+    uint64_t full[2];                             /* K, V of the piece have come */
 };
 
 /* a tile: queries q = (row r0 + q / per, head h0 + q % per), rows of one sequence in order */
@@ -103,18 +104,19 @@ template <int K, int V, int D, int NQ> __device__ __forceinline__ bool load_quer
 
 template <int K, int V, int D, int NQ> __device__ __forceinline__ void load_keys(AttendShared<K, V, D, NQ> &sh, const uint8_t *page, int lane) {
     typedef AttendShared<K, V, D, NQ> S;
-    constexpr int ROW = S::KB / 16;
-#pragma unroll 4
-    for (int i = lane; i < PIECE * ROW; i += 32) cp16(sh.k + i / ROW * S::PITCH + i % ROW * 16, page + i * 16);
-    if (K == KV_Q8_0)
-        for (int i = lane; i < PIECE * D / 256; i += 32) cp16(sh.kd + i * 16, page + PIECE * D + i * 16);
+    if (!lane) {
+        bar_expect(&sh.full[0], kv_bytes(K, D));
+        if (K == KV_Q8_0) bulk_copy(sh.kd, page + PIECE * D, PIECE * D / 16, &sh.full[0]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < PIECE; j += 32) bulk_copy(sh.k + (j + lane) * S::PITCH, page + (j + lane) * S::KB, S::KB, &sh.full[0]);
 }
 template <int K, int V, int D, int NQ> __device__ __forceinline__ void load_values(AttendShared<K, V, D, NQ> &sh, const uint8_t *page, int lane) {
-#pragma unroll 4
-    for (int i = lane; i < kv_bytes(V, D) / 16; i += 32) cp16(sh.v + i * 16, page + kv_bytes(K, D) + i * 16);
+    if (lane) return;
+    bar_expect(&sh.full[1], kv_bytes(V, D));
+    bulk_copy(sh.v, page + kv_bytes(K, D), kv_bytes(V, D), &sh.full[1]);
 }
-__device__ __forceinline__ void group_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void group_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 /* scores of 64 keys x NQ queries, times c */
 template <int K, int V, int D, int NQ> __device__ __forceinline__ void scores_int8(AttendShared<K, V, D, NQ> &sh, float c, int lane) {
@@ -204,15 +206,16 @@ template <class S> __device__ __forceinline__ float2 softmax_piece(S &sh, int q,
 /* lane's share of o: quads 32 i + lane for i < QUADS of the queries q0 .. q0 + QL; D = 64: half of the queries in each half of the warp */
 template <int D, int NQ> struct AttendShare { static constexpr int QUADS = D >= 128 ? D / 128 : 1, QL = D >= 128 ? NQ : NQ / 2; };
 
-/* EDGE: queries see different keys of the piece. A key that a query does not see is left out: adding +0 would lose a -0. */
-template <bool EDGE, int K, int V, int D, int NQ> __device__ __forceinline__ void values_piece(const AttendShared<K, V, D, NQ> &sh, int j0, int j1, int lane,
+/* WHOLE: all queries see all keys. EDGE: queries see different keys; one that a query does not see is left out: adding +0 would lose a -0. */
+enum ValuesKind { WHOLE, PART, EDGE_KEYS };
+template <ValuesKind KIND, int K, int V, int D, int NQ> __device__ __forceinline__ void values_piece(const AttendShared<K, V, D, NQ> &sh, int j0, int j1, int lane,
                                                                                                float (&o)[AttendShare<D, NQ>::QL][AttendShare<D, NQ>::QUADS][4]) {
     typedef AttendShare<D, NQ> A;
     const int q0 = D >= 128 ? 0 : (lane >> 4) * A::QL, c0 = D >= 128 ? lane : lane & 15;
 #pragma unroll
     for (int i = 0; i < A::QL * A::QUADS * 4; i++) (&o[0][0][0])[i] = 0.0f;
-#pragma unroll (EDGE ? 1 : 2)
-    for (int j = j0; j < j1; j++) {
+#pragma unroll (KIND == EDGE_KEYS ? 1 : KIND == PART ? 2 : A::QL * A::QUADS > 8 ? 2 : A::QL * A::QUADS > 4 ? 4 : 8)
+    for (int j = KIND == WHOLE ? 0 : j0; j < (KIND == WHOLE ? PIECE : j1); j++) {
         float p[A::QL];
         if constexpr (A::QL % 4 == 0) {
 #pragma unroll
@@ -227,7 +230,7 @@ template <bool EDGE, int K, int V, int D, int NQ> __device__ __forceinline__ voi
             v_quad<V, D>(sh.v, j, i * 32 + c0, v);
 #pragma unroll
             for (int q = 0; q < A::QL; q++) {
-                if (EDGE && (j < sh.from[q0 + q] || j >= sh.to[q0 + q])) continue;
+                if (KIND == EDGE_KEYS && (j < sh.from[q0 + q] || j >= sh.to[q0 + q])) continue;
 #pragma unroll
                 for (int e = 0; e < 4; e++) o[q][i][e] = fmaf(p[q], v[e], o[q][i][e]);
             }
@@ -334,40 +337,40 @@ template <int K, int V, int D, int NQ> __device__ __forceinline__ bool loop_stor
 
 /* pieces first, first + step, ... of the tile. The next piece's K arrives while V is worked on, its V while its scores are made. */
 template <int K, int V, int D, int NQ, bool SPLIT>
-__device__ __forceinline__ void attend_tile(const AttendArgs &a, const StepRows &s, const AttendTile &t, int kvh, int first, int step, AttendShared<K, V, D, NQ> &sh, int lane) {
+__device__ __forceinline__ void attend_tile(const AttendArgs &a, const StepRows &s, const AttendTile &t, int kvh, int first, int step, AttendShared<K, V, D, NQ> &sh, int lane, bool &waited, int &phase) {
     typedef AttendShare<D, NQ> A;
     place_queries<K, V, D, NQ>(a, s, t, sh, lane);
     const int b1 = (sh.hi[(t.rows - 1) * t.per] - 1) / PIECE, b0 = sh.lo[0] / PIECE + first; /* the first row sees the earliest, the last the latest key */
-    if (b0 > b1) return;
+    if (b0 > b1) return; /* too few pieces for this warp */
     uint8_t *const *pages = attend_row(a, s, t.r0).pages;
     const size_t head = kv_head_bytes(a.kv) * (size_t)kvh + a.kv.offset;
+    const int row0 = a.want ? s.want_row[t.r0] : t.r0;
+    bool early = b0 * PIECE + PIECE <= s.pos[row0] - row0; /* no row of this step is in that page: the step's rows of a sequence end with this one */
+    if (!waited && !early) { pdl_wait(); waited = true; }
     load_keys<K, V, D, NQ>(sh, pages[b0] + head, lane);
-    group_end();
     load_values<K, V, D, NQ>(sh, pages[b0] + head, lane);
-    group_end();
+    if (!waited) { pdl_wait(); waited = true; }
     bool bad = load_queries<K, V, D, NQ>(a, sh, lane);
     float o[A::QL][A::QUADS][4];
     AttendSum<D, SPLIT ? 4 : NQ> sum;
     if constexpr (!SPLIT) sum.begin();
-    for (int b = b0; b <= b1; b += step) {
+    for (int b = b0; b <= b1; b += step, phase ^= 1) {
         const uint8_t *next = b + step <= b1 ? pages[b + step] + head : nullptr;
         float2 nl[NQ];
         int from, to;
-        group_wait<1>();
-        __syncwarp();
+        bar_wait(&sh.full[0], phase);
         if constexpr (K == KV_Q8_0) scores_int8<K, V, D, NQ>(sh, a.c, lane);
         else scores_float<K, V, D, NQ>(sh, a.c, lane);
         __syncwarp();
         if (next) load_keys<K, V, D, NQ>(sh, next, lane);
-        group_end();
         bool edge = softmax_all<K, V, D, NQ>(sh, b, lane, nl, &from, &to, &bad);
-        group_wait<1>();
+        bar_wait(&sh.full[1], phase);
         __syncwarp();
-        if (edge) values_piece<true, K, V, D, NQ>(sh, from, to, lane, o);
-        else values_piece<false, K, V, D, NQ>(sh, from, to, lane, o);
+        if (edge) values_piece<EDGE_KEYS, K, V, D, NQ>(sh, from, to, lane, o);
+        else if (to - from == PIECE) values_piece<WHOLE, K, V, D, NQ>(sh, from, to, lane, o);
+        else values_piece<PART, K, V, D, NQ>(sh, from, to, lane, o);
         __syncwarp();
         if (next) load_values<K, V, D, NQ>(sh, next, lane);
-        group_end();
         if constexpr (SPLIT) split_store<K, V, D, NQ>(a, sh, b, lane, nl, o);
         else sum.merge(nl, o, D < 128 && lane >= 16);
         __syncwarp();
@@ -382,18 +385,23 @@ template <int K, int V, int D, int NQ, bool SPLIT> __global__ void __launch_boun
     extern __shared__ __align__(16) uint8_t raw[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     AttendShared<K, V, D, NQ> &sh = ((AttendShared<K, V, D, NQ> *)raw)[warp];
-    pdl_trigger();
-    pdl_wait();
     const int share = a.heads / a.kv.heads, per = share / chunks, rows = NQ / per;
+    bool waited = false; /* positions and page tables do not come from an earlier kernel, nor do pages that the step does not write */
+    int phase = 0;
+    pdl_trigger();
+    if (lane < 2) bar_init(&sh.full[lane], 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncwarp();
     int tile = SPLIT ? (int)blockIdx.z : tiles - 1 - (int)(blockIdx.x * warps + warp);
-    if (tile < 0) return;
+    if (tile < 0) { pdl_wait(); return; }
     const int chunk = tile % chunks, end = min(a.rows, (tile / chunks + 1) * rows);
     for (int r = tile / chunks * rows; r < end;) {
         AttendTile t = {r, same_table(a, s, r, end - r), (int)blockIdx.y * share + chunk * per, per};
-        attend_tile<K, V, D, NQ, SPLIT>(a, s, t, blockIdx.y, SPLIT ? (int)(blockIdx.x * warps + warp) : 0, SPLIT ? (int)gridDim.x * warps : 1, sh, lane);
+        attend_tile<K, V, D, NQ, SPLIT>(a, s, t, blockIdx.y, SPLIT ? (int)(blockIdx.x * warps + warp) : 0, SPLIT ? (int)gridDim.x * warps : 1, sh, lane, waited, phase);
         __syncwarp();
         r += t.rows;
     }
+    if (!waited) pdl_wait();
 }
 
 } // namespace bw

@@ -14,9 +14,7 @@ static __global__ void __launch_bounds__(MERGE) k_attend_merge(AttendArgs a, Ste
     __shared__ float3 fac[MERGE];
     __shared__ float top[4];
     const int D = a.kv.dim, groups = D / 32, t = threadIdx.x, lane = t & 31, warp = t >> 5, row = blockIdx.y, head = blockIdx.x / groups, c0 = blockIdx.x % groups * 32;
-    pdl_trigger();
-    pdl_wait();
-    const AttendRow r = attend_row(a, s, row);
+    const AttendRow r = attend_row(a, s, row); /* positions do not come from an earlier kernel */
     const int pieces = (r.hi - 1) / PIECE - r.lo / PIECE + 1;
     const float *op = a.o + ((size_t)row * a.max_pieces * a.heads + head) * D + c0;
     const float2 *nlp = a.nl + (size_t)row * a.max_pieces * a.heads + head;
@@ -26,6 +24,8 @@ static __global__ void __launch_bounds__(MERGE) k_attend_merge(AttendArgs a, Ste
         for (int i = t; i < n * 8; i += MERGE) cp16(&o[i0 / MERGE & 1][i >> 3][(i & 7) * 4], op + (size_t)(i0 + (i >> 3)) * stride + (i & 7) * 4);
         asm volatile("cp.async.commit_group;");
     };
+    pdl_trigger();
+    pdl_wait();
     fetch(0);
     float N = -INFINITY, L = 0.0f, O = 0.0f;
     for (int i0 = 0; i0 < pieces; i0 += MERGE) {

@@ -24,6 +24,9 @@ struct LinearPart {
     int n, blocks;     /* outputs; tile blocks of 32 outputs */
 };
 
+/* the NORM before a LINEAR of one row: every block normalises and quantises the row for itself, the first also writes it to y */
+struct LinearNorm { const float *x, *w; float *y; float eps; int l2, op; };
+
 /* parts are matrices over one input; a GLU has gate and up as parts 0 and 1 and writes act(gate) * up to part 0's y */
 struct LinearArgs {
     LinearPart part[3];
@@ -31,6 +34,7 @@ struct LinearArgs {
     Acts xo;           /* GLU: the quantised result; xo.q NULL where nobody reads it */
     int n_parts, blocks; /* tile blocks of all parts (GLU: of one) */
     int rows, segs, gelu;
+    LinearNorm norm;   /* x NULL: the input is x; else one row */
     int *fault, op;    /* op that a fault of the GLU's quantisation names */
 };
 
@@ -182,6 +186,51 @@ template <int R> __device__ __forceinline__ void unit_store(float *ps, int lane,
     }
 }
 
+/* row 0 of the staged activations from a NORM; sq: scratch of one float a segment. op_rows.cuh has the same for many rows. */
+__device__ __forceinline__ void stage_norm(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low, float *sq) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, n = a.x.cols;
+    float w[2][8];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int c = (warp + (i >> 3) * warps) * 256 + (i & 7) * 32 + lane;
+        w[i >> 3][i & 7] = a.norm.w && c < n ? __ldg(a.norm.w + c) : 1.0f;
+    }
+    pdl_wait();
+    for (int seg = warp; seg < a.segs; seg += warps) {
+        float p = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int c = seg * 256 + j * 32 + lane;
+            float v = c < n ? __ldcg(a.norm.x + c) : 0.0f;
+            p = fmaf(v, v, p);
+        }
+        p = warp_tree(p);
+        if (!lane) sq[seg] = p;
+    }
+    __syncthreads();
+    float total = 0.0f;
+#pragma unroll 8
+    for (int s = 0; s < a.segs; s++) total = total + sq[s];
+    const float r = 1.0f / sqrtf((a.norm.l2 ? total : total / (float)n) + a.norm.eps);
+    const int word = lane >> 2, place = (word < 4 ? 2 * word : 2 * word - 7) * 4 + (lane & 3);
+    for (int seg = warp, i = 0; seg < a.segs; seg += warps, i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int g = seg * 8 + j, c = g * 32 + lane;
+            if (g * 32 >= n) continue;
+            float v = __ldcg(a.norm.x + c) * r, d, recip;
+            if (a.norm.w) v = v * (i == 0 ? w[0][j] : i == 1 ? w[1][j] : __ldg(a.norm.w + c));
+            if (!blockIdx.x) a.norm.y[c] = v;
+            uint32_t bits = __reduce_max_sync(~0u, magnitude(v));
+            if (bits >= 0x7f800000u) { if (!lane) report_fault(a.fault, a.norm.op); bits = 0; v = 0.0f; }
+            bw_q8_scale(bits, &d, &recip);
+            int q = bw_q8_code(v, recip), h = __reduce_add_sync(lane < 16 ? 0xffffu : 0xffff0000u, q), all = h + __shfl_xor_sync(~0u, h, 16);
+            codes[g * 32 + place] = (uint8_t)(int8_t)q;
+            if (!lane) { delta[g] = d; sum[g] = (float)all; low[g] = (float)h; }
+        }
+    for (int g = n / 32 + threadIdx.x; g < a.segs * 8; g += blockDim.x) delta[g] = sum[g] = low[g] = 0.0f;
+}
+
 struct SmallShape {
     int warps; /* consumer warps = segments in flight */
     int depth; /* units of a warp's ring */
@@ -241,8 +290,10 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
     }
     if (threadIdx.x < BUFS) { bar_init(handed + threadIdx.x, W); bar_init(freed + threadIdx.x, RW); }
     pdl_trigger();
-    pdl_wait();
-    if (STAGED) {
+    const bool norm = R == 1 && STAGED && a.norm.x;
+    if (norm) stage_norm(a, codes, delta, sum, low, parts);
+    else pdl_wait();
+    if (STAGED && !norm) {
         int cols = a.x.cols, chunks = cols / 16;
         for (int i = threadIdx.x; i < R * chunks; i += blockDim.x)
             *(uint4 *)(codes + i / chunks * (S * 256 + 32) + i % chunks * 16) = __ldcg((const uint4 *)(a.x.q + (size_t)(i / chunks) * cols) + i % chunks);
