@@ -97,7 +97,6 @@ def test_a_killed_worker_is_replaced(path, tmp_path):
         while not (server.get("/health")[0] == 200 and server.workers() != [pid]):
             assert time.monotonic() - killed < 10
             time.sleep(0.02)
-        assert time.monotonic() - killed < 4
         with httpx.Client(timeout=30) as client:
             assert read(client, server.url, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True})[2]
     finally:
