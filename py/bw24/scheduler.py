@@ -105,7 +105,6 @@ class Job:
     reuse: bool = True
     stats: JobStats = field(default_factory=JobStats)
     cancelled: bool = False
-    prefilled: int = 0
     _events: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
     _open: int = 0
 
@@ -384,7 +383,6 @@ class Scheduler:
         self._count_step(runs, now() - started)
         at = 0
         for run, _ in runs:
-            run.job.prefilled = max(run.job.prefilled, len(run.seq.tokens))
             self._keep_mark(run)
             if not run.pending:
                 self._advance(run, logits[at])

@@ -12,7 +12,6 @@ from typing import Any
 
 from .. import abi, models, source
 from ..engine import Engine
-from ..errors import Bw24Error
 from ..flags import environment
 from ..grammar import Grammars
 from ..scheduler import Scheduler
@@ -124,7 +123,3 @@ class Service:
 def fail_with_exit(error: Exception) -> None:
     """End the worker in the way that gunicorn takes for a failed start, so that it does not start the next one."""
     os._exit(3)
-
-
-def is_busy(error: Bw24Error) -> bool:
-    return isinstance(error, ApiError) and error.status in (429, 503)
