@@ -26,7 +26,8 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 class Flag:
     """One setting. `type` is int, float, bool, str, `list` (repeatable strings) or `kv` (a KV format, or K/V of two).
 
-    Names in `numbered` may carry a number (cuda:1). An option of a bool sets it to `sets`. `present` lists the values that work in this version; `absent` says what the others would need.
+    Names in `numbered` may carry a number (cuda:1). An option of a bool sets it to `sets`. `present` lists the values that work in this
+    version; `absent` says what the others would need.
     """
 
     name: str
