@@ -179,7 +179,7 @@ static void judge(check_case *c, const side *ref, const side *found) {
 }
 
 int check_compare(check_case *c) {
-    bw24_ctx *plain = NULL, tested = {.backend = c->ctx->backend, .threads = c->ctx->threads, .fuse = c->ctx->fuse, .priv = c->ctx->priv};
+    bw24_ctx *plain = NULL, tested = *c->ctx;
     tested.repack = c->ctx->repack && !c->raw;
     bw24_open_params p = {.size = sizeof p, .backend = "ref", .fuse = 1, .repack = 1};
     BW_TRY(bw24_open(&plain, &p));

@@ -98,6 +98,15 @@ def test_only_wanted_rows(name):
         assert same(found, reference(name)[3::5])
 
 
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_steps_give_the_argmax(name, backend):
+    """The likeliest token without its logits: the lowest id among equals, one per wanted row."""
+    with engine(name, backend=backend) as e, e.sequence() as seq:
+        found = e.step_greedy([(seq, t, i % 3 == 0) for i, t in enumerate(tokens(name)[:60])])
+        assert found.tolist() == reference(name)[:60:3].argmax(axis=1).tolist()
+
+
 @pytest.mark.parametrize("name", ["gemma3", "llama-q4_k"])
 def test_rows_1_to_32_of_mixed_sequences(name):
     """Steps of 1..32 rows in which three sequences take turns row by row; each reads its own past only."""

@@ -258,10 +258,12 @@ class Equalities:
         with contextlib.closing(self.engine.sequence()) as seq:
             run_rows(self.engine, self.ids[:cut], cut, seq)
             with contextlib.closing(seq.fork()) as fork:
-                run_rows(self.engine, self.ids[:5], 5, fork)
+                half = (cut + len(self.ids)) // 2
+                begun = run_rows(self.engine, self.ids[cut:half], 4, seq)
+                run_rows(self.engine, self.ids[:5], 5, fork)  # over positions that the original has filled: not in the same memory
+                original = np.concatenate([begun, run_rows(self.engine, self.ids[half:], 4, seq)])
                 back = fork.truncate(cut)
                 found = run_rows(self.engine, self.ids[back:], 3, fork)
-            original = run_rows(self.engine, self.ids[cut:], 4, seq)
         problem = compare(self.base[back:], found) or compare(self.base[cut:], original)
         return problem, self.counted(len(found) + len(original))
 
