@@ -75,7 +75,9 @@ def open_model(args: argparse.Namespace) -> Model:
     from . import models, source
 
     try:
-        found = models.resolve(args.model, progress=sys.stderr.isatty(), cache=flags.environment("cache"))
+        unasked = args.model == models.DEFAULT_MODEL and not args.model_given
+        resolve = models.resolve_or_demo if unasked else models.resolve
+        found = resolve(args.model, progress=sys.stderr.isatty(), cache=flags.environment("cache"))
     except Bw24Error as error:
         hint = "; a prompt goes in --prompt" if " " in args.model else ""
         raise Bw24Error(f"{error}{hint}", error.code) from None

@@ -52,7 +52,7 @@ def read_header(name: str) -> tuple[Header, str]:
     from .gguf import Header, open_gguf
 
     remote = name if name.startswith("hf:") else None
-    if name in models.ALIASES:
+    if name in models.ALIASES and models.ALIASES[name].hub:
         repo, _, path = models.ALIASES[name].hub[0]
         remote = f"hf:{repo}/{path}"
     try:

