@@ -39,7 +39,7 @@ enum bw24_status {
 
 typedef struct bw24_ctx bw24_ctx;     /* a device and its threads */
 typedef struct bw24_model bw24_model; /* tensors and lists; mutable state lives in sequences */
-typedef struct bw24_seq bw24_seq;     /* one timeline: position and KV pages */
+typedef struct bw24_seq bw24_seq;     /* one timeline of one list: position and KV pages */
 
 typedef struct bw24_open_params {
     uint32_t size;
@@ -127,8 +127,10 @@ int bw24_prepare(bw24_model *model, int32_t index);
 int bw24_explain(bw24_model *model, const char *role, int32_t what, const char **text); /* what 0: list, 1: plan */
 int bw24_model_memory(bw24_model *model, bw24_memory *out);
 int32_t bw24_model_vocab(bw24_model *model);
+int32_t bw24_model_hidden(bw24_model *model); /* width of the rows that lists hand on, their buffer "hidden"; 0: the first list has none */
 
-int bw24_seq_new(bw24_seq **out, bw24_model *model);
+int bw24_seq_new(bw24_seq **out, bw24_model *model); /* of the first list */
+int bw24_seq_new_role(bw24_seq **out, bw24_model *model, const char *role);
 void bw24_seq_free(bw24_seq *seq);
 int bw24_seq_fork(bw24_seq **out, bw24_seq *seq);
 int64_t bw24_seq_pos(bw24_seq *seq);
@@ -138,6 +140,9 @@ int bw24_seq_truncate(bw24_seq *seq, int64_t pos, int64_t *actual); /* back to t
 int bw24_step(bw24_model *model, const bw24_row *rows, int32_t n, float *logits);
 /* the same, with the likeliest token of each wanted row (ties: the lowest id) instead of its logits: 4 bytes a row leave the device */
 int bw24_step_greedy(bw24_model *model, const bw24_row *rows, int32_t n, int32_t *tokens);
+/* the same for lists that take or hand on hidden rows; all rows are of one list. hidden_in: [n][hidden], for a list with HIDDEN, else NULL.
+ * hidden_out: [wanted rows][hidden] or NULL. logits NULL: the wanted rows' logits are not computed. */
+int bw24_step_hidden(bw24_model *model, const bw24_row *rows, int32_t n, const float *hidden_in, float *logits, float *hidden_out);
 int bw24_sample(const float *logits, int32_t n_vocab, const bw24_sampler *params, const int32_t *history, int32_t n_history,
                 uint64_t position, const uint32_t *mask, int32_t *token, float *logprob);
 

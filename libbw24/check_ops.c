@@ -22,7 +22,7 @@ static void *tensor(check_case *c, const char *name, const char *type, int64_t n
     return data;
 }
 
-/* ---- row ops: NORM, ROPE, GLU, ADD, SCALE, SOFTCAP, GATE, SLICE, EMBED, PICK_ROWS */
+/* ---- row ops: NORM, ROPE, GLU, ADD, SCALE, SOFTCAP, GATE, SLICE, CONCAT, EMBED, PICK_ROWS */
 static const int widths[] = {1, 31, 32, 33, 255, 256, 257, 576, 640, 1536, 5120, 17408};
 typedef struct rope_shape { int heads, dim, rot, norm; double base, scale; int64_t pos; bool factors; } rope_shape;
 static const rope_shape ropes[] = {
@@ -31,10 +31,10 @@ static const rope_shape ropes[] = {
     {2, 80, 20, 0, 500000, 1, 131071, 0}, {3, 48, 48, 1, 500000, 1, 77, 1},
     {5, 96, 34, 1, 10000, 1, 1000000, 1},
 };
-enum { KINDS = 13 };
+enum { KINDS = 14 };
 static const char *const kind_ops[KINDS] = {"NORM weight", "NORM plain", "NORM l2", "NORM 2 heads", "GLU silu",
                                             "GLU gelu",    "ADD",        "SCALE",   "SOFTCAP",      "PICK_ROWS",
-                                            "GATE",        "GATE by runs", "SLICE"};
+                                            "GATE",        "GATE by runs", "SLICE", "CONCAT"};
 
 static int make_norm(check_case *c, int kind, int64_t n) {
     int heads = kind == 3 ? 2 : 1;
@@ -46,8 +46,14 @@ static int make_norm(check_case *c, int kind, int64_t n) {
     return check_end(c, "y", n * heads);
 }
 
-/* GATE by one value each and by one value for 3; SLICE of the middle third */
+/* GATE by one value each and by one value for 3; SLICE of the middle third; CONCAT of unequal parts */
 static int make_parts(check_case *c, int kind, int64_t n) {
+    if (kind == 13) {
+        if (!check_input(c, "x", n) || !check_input(c, "z", 2 * n)) return memory();
+        BW_TRY(check_line(c, "BUF y %lld", (long long)(3 * n)));
+        BW_TRY(check_line(c, "CONCAT y=y a=x b=z"));
+        return check_end(c, "y", 3 * n);
+    }
     int64_t width = kind == 10 ? n : 3 * n;
     if (!check_input(c, "x", width) || (kind < 12 && !check_input(c, "z", n))) return memory();
     BW_TRY(check_line(c, "BUF y %lld", (long long)(kind == 12 ? n : width)));

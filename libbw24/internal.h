@@ -92,6 +92,10 @@ typedef struct bw_list {
     size_t state_floats, log_floats; /* of one sequence */
     bw_op *ops;
     int logits;                 /* buffer of the result */
+    int hidden;                 /* buffer of the rows handed on, those of the picked rows; -1: none */
+    bool takes_hidden;          /* an op HIDDEN reads rows of the caller's */
+    int index;                  /* in model->lists */
+    void *priv;                 /* the backend's */
     float **mem;                /* each buffer's [max_rows][width], owned; NULL before prepare; logits go to the caller's memory */
     struct bw_plan *plan;
     char *text, *plan_text;     /* printed forms, made on demand */
@@ -124,6 +128,7 @@ enum { BW_LOG_ROWS = 32 }; /* rows of the last step that can be taken back one b
 
 struct bw24_seq {
     bw24_model *model;
+    bw_list *list;              /* its rows run through this list; it has pages of this list's classes only */
     int64_t pos;
     bw_fold *live;              /* state at pos; NULL: zeros */
     bw_fold *saved, *log;       /* state at log_from and the inputs of the log_n rows since; NULL: none */
@@ -158,6 +163,7 @@ typedef struct bw_batch {
     bw_seq_rows *seqs;
     int32_t *order;       /* rows grouped by sequence, ascending in each */
     const int32_t *token;
+    const float *hidden;  /* [n][width of HIDDEN], NULL where the list has no such op */
     bw_rowset all, want;
 } bw_batch;
 
@@ -181,6 +187,8 @@ typedef struct bw_backend {
     int (*forward)(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
     /* the same, but the likeliest token of each wanted row instead of its logits; NULL: run.c takes them from the logits */
     int (*greedy)(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens);
+    /* runs several lists of a model, leaves the rows of `hidden` in host memory, and takes logits NULL: ops that write them are left out */
+    bool roles;
 } bw_backend;
 extern const bw_backend bw_backend_ref, bw_backend_cpu;
 #ifdef BW24_CUDA
@@ -211,6 +219,7 @@ struct bw24_model {
     int n_classes;
     int64_t class_window[BW_MAX_CLASS];
     size_t class_page_bytes[BW_MAX_CLASS];
+    int class_list[BW_MAX_CLASS]; /* the list whose caches it holds */
     uint64_t work_bytes;
     atomic_llong kv_bytes;  /* KV pages, FOLD states and logs in use */
     bw_fold *spare[2];      /* states, logs: given back, to be used again */
@@ -223,6 +232,7 @@ struct bw24_model {
 };
 
 bw_tensor *bw_find_tensor(bw24_model *m, const char *name);
+bw_list *bw_find_list(bw24_model *m, const char *role);
 void bw_list_free(bw_list *l);
 int bw_list_parse(bw24_model *m, const char *role, const char *text, bw_list **out);
 int bw_list_print(const bw_list *l, char **out);

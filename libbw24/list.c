@@ -310,6 +310,9 @@ int bw_list_parse(bw24_model *m, const char *role, const char *text, bw_list **o
         text += n + (end != NULL);
     }
     l->logits = rc ? -1 : find_buf(l, "logits");
+    l->hidden = rc ? -1 : find_buf(l, "hidden");
+    if (l->hidden >= 0 && l->bufs[l->hidden].rows != BW_ROWS_WANT)
+        rc = bw_fail(BW24_E_SYNTAX, "list %s: no op writes the buffer 'hidden' for the picked rows", role);
     if (!rc && (l->logits < 0 || l->bufs[l->logits].rows != BW_ROWS_WANT))
         rc = bw_fail(BW24_E_SYNTAX, "list %s: no op writes the buffer 'logits' for the picked rows", role);
     if (rc) bw_list_free(l);
@@ -350,7 +353,7 @@ static int shape(const bw_list *l, int index, const char *what, int64_t expects,
 static int rows_rule(bw_list *l, int index) {
     const bw_op *op = &l->ops[index];
     char label[256];
-    enum bw_rows_class r = op->code == BW_OP_EMBED ? BW_ROWS_ALL : BW_ROWS_UNSET;
+    enum bw_rows_class r = op->code == BW_OP_EMBED || op->code == BW_OP_HIDDEN ? BW_ROWS_ALL : BW_ROWS_UNSET;
     int first_in = strchr("y", specs[op->code].operands[2]) && op->code != BW_OP_KV_APPEND ? 1 : 0; /* buf[0] is the output, but for in-place ops */
     for (int i = first_in; i < BW_OP_BUFS; i++) {
         if (op->buf[i] < 0) continue;
@@ -501,6 +504,11 @@ static int check_op(bw_list *l, int index) {
     BW_TRY(rows_rule(l, index));
     switch (op->code) {
     case BW_OP_EMBED: EXPECT("columns of the tensor", b[0], op->w[0]->ne[0]); break;
+    case BW_OP_HIDDEN: l->takes_hidden = true; break;
+    case BW_OP_CONCAT:
+        BW_TRY(check_apart(l, index, op));
+        EXPECT("width of both inputs", b[0], b[1] + b[2]);
+        break;
     case BW_OP_NORM:
         EXPECT("width", b[0], b[1]);
         if (op->i[0] < 1 || b[0] % op->i[0]) return shape(l, index, "width, modulo heads,", 0, op->i[0] ? b[0] % op->i[0] : -1);

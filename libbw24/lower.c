@@ -11,8 +11,8 @@
 
 static bool row_local(enum bw_opcode c) {
     switch (c) {
-    case BW_OP_EMBED: case BW_OP_NORM: case BW_OP_ADD: case BW_OP_SCALE: case BW_OP_GLU: case BW_OP_ROPE: case BW_OP_KV_APPEND:
-    case BW_OP_SOFTCAP: case BW_OP_SLICE: case BW_OP_GATE: case BW_OP_ROUTE: case BW_OP_SIGMOID:
+    case BW_OP_EMBED: case BW_OP_HIDDEN: case BW_OP_CONCAT: case BW_OP_NORM: case BW_OP_ADD: case BW_OP_SCALE: case BW_OP_GLU: case BW_OP_ROPE:
+    case BW_OP_KV_APPEND: case BW_OP_SOFTCAP: case BW_OP_SLICE: case BW_OP_GATE: case BW_OP_ROUTE: case BW_OP_SIGMOID:
     case BW_OP_DECAY: return true;
     default: return false;
     }
@@ -31,7 +31,7 @@ static bool writes(const bw_op *op, int buf) { return has_output(op->code) && op
 
 /* no op from `from` on reads `buf` before one overwrites it */
 static bool dead_after(const bw_list *l, int from, int buf) {
-    if (buf == l->logits) return false;
+    if (buf == l->logits || buf == l->hidden) return false;
     for (int i = from; i < l->n_ops; i++) {
         if (reads(&l->ops[i], buf)) return false;
         if (writes(&l->ops[i], buf)) return true;

@@ -6,18 +6,23 @@
 #include "fault.h"
 #include "internal.h"
 
-static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const void *out) {
+static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden, bool out) {
     if (!m || !rows || !m->prepared) return bw_fail(BW24_E_ARG, "bw24_step: NULL argument or a model that is not prepared");
     if (n < 1 || n > m->max_rows) return bw_fail(BW24_E_ARG, "bw24_step: %d rows, the model was made for 1..%d", n, m->max_rows);
-    const bw_list *l = m->lists[0];
+    const bw_list *l = rows[0].seq ? rows[0].seq->list : NULL;
     int64_t known = INT32_MAX;
-    for (int i = 0; i < l->n_ops; i++)
+    for (int i = 0; l && i < l->n_ops; i++)
         if (l->ops[i].code == BW_OP_EMBED && l->ops[i].w[0]->ne[1] < known) known = l->ops[i].w[0]->ne[1];
     for (int i = 0; i < n; i++) {
         if (!rows[i].seq || rows[i].seq->model != m) return bw_fail(BW24_E_ARG, "bw24_step: row %d has no sequence of this model", i);
+        if (rows[i].seq->list != l)
+            return bw_fail(BW24_E_ARG, "bw24_step: row %d is of list %s, row 0 of list %s", i, rows[i].seq->list->role, l->role);
         if (rows[i].token < 0 || rows[i].token >= known) return bw_fail(BW24_E_ARG, "bw24_step: row %d: token %d is outside 0..%lld", i, rows[i].token, (long long)known - 1);
         if (rows[i].want && !out) return bw_fail(BW24_E_ARG, "bw24_step: row %d wants logits, but there is no room for them", i);
     }
+    if (l->takes_hidden != (hidden != NULL))
+        return bw_fail(BW24_E_ARG, "bw24_step: list %s %s hidden rows, the caller gave %s", l->role, l->takes_hidden ? "takes" : "takes no",
+                       hidden ? "some" : "none");
     return 0;
 }
 
@@ -74,6 +79,7 @@ static int make_batch(bw24_model *m, const bw24_row *rows, int n, bw_batch *b) {
     b->n = n;
     b->token = token;
     b->n_seqs = 0;
+    b->hidden = NULL;
     b->seqs = seqs;
     b->order = token + n;
     b->all = (bw_rowset){n, row, pos, 0, runs};
@@ -88,7 +94,7 @@ static int make_batch(bw24_model *m, const bw24_row *rows, int n, bw_batch *b) {
     }
     set_runs(&b->all, rows);
     set_runs(&b->want, rows);
-    if (m->lists[0]->n_states) group_rows(rows, b);
+    if (rows[0].seq->list->n_states) group_rows(rows, b);
     return 0;
 }
 
@@ -112,23 +118,33 @@ static int32_t argmax(const float *x, int64_t n) {
 }
 
 /* likeliest tokens, by the backend or from the logits */
-static int forward_greedy(bw24_model *m, const bw_batch *b, int32_t *tokens) {
-    if (m->ctx->backend->greedy) return m->ctx->backend->greedy(m, m->lists[0], b, tokens);
+static int forward_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens) {
+    if (m->ctx->backend->greedy) return m->ctx->backend->greedy(m, l, b, tokens);
     float *logits = malloc((size_t)(b->want.n ? b->want.n : 1) * (size_t)m->vocab * sizeof *logits);
     if (!logits) return bw_fail(BW24_E_MEMORY, "out of memory for the logits of %d rows", b->want.n);
-    int rc = m->ctx->backend->forward(m, m->lists[0], b, logits);
+    int rc = m->ctx->backend->forward(m, l, b, logits);
     for (int i = 0; i < b->want.n && !rc; i++) tokens[i] = argmax(logits + (int64_t)i * m->vocab, m->vocab);
     free(logits);
     return rc;
 }
 
-static int step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits, int32_t *tokens) {
+static void copy_hidden(const bw_list *l, const bw_batch *b, float *out) {
+    memcpy(out, l->mem[l->hidden], (size_t)b->want.n * (size_t)l->bufs[l->hidden].width * sizeof *out);
+}
+
+/* where the results of a step go; NULL: not wanted */
+typedef struct outputs { float *logits; int32_t *tokens; float *hidden; } outputs;
+
+static int step(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden, outputs out) {
     bw_batch b;
+    bw_list *l = rows[0].seq->list;
     BW_TRY(make_batch(m, rows, n, &b));
+    b.hidden = hidden;
     atomic_store(&m->ctx->cancel, 0);
     bw_fpenv e = bw_fpenv_enter();
     int rc = reserve(m, &b);
-    if (!rc) rc = tokens ? forward_greedy(m, &b, tokens) : m->ctx->backend->forward(m, m->lists[0], &b, logits);
+    if (!rc) rc = out.tokens ? forward_greedy(m, l, &b, out.tokens) : m->ctx->backend->forward(m, l, &b, out.logits);
+    if (!rc && out.hidden) copy_hidden(l, &b, out.hidden);
     bw_fpenv_leave(e);
     for (int i = 0; i < b.n_seqs; i++) bw_seq_fold_end(&b.seqs[i], !rc);
     for (int i = 0; i < b.all.n_runs; i++) {
@@ -141,12 +157,21 @@ static int step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits, i
 }
 
 int bw24_step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits) {
-    BW_TRY(check_rows(m, rows, n, logits));
-    return step(m, rows, n, logits, NULL);
+    BW_TRY(check_rows(m, rows, n, NULL, logits != NULL));
+    return step(m, rows, n, NULL, (outputs){.logits = logits});
 }
 
 int bw24_step_greedy(bw24_model *m, const bw24_row *rows, int32_t n, int32_t *tokens) {
-    BW_TRY(check_rows(m, rows, n, tokens));
+    BW_TRY(check_rows(m, rows, n, NULL, tokens != NULL));
     if (!tokens) return bw_fail(BW24_E_ARG, "bw24_step_greedy: NULL argument");
-    return step(m, rows, n, NULL, tokens);
+    return step(m, rows, n, NULL, (outputs){.tokens = tokens});
+}
+
+int bw24_step_hidden(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden_in, float *logits, float *hidden_out) {
+    BW_TRY(check_rows(m, rows, n, hidden_in, logits || hidden_out));
+    const bw_list *l = rows[0].seq->list;
+    if (!m->ctx->backend->roles)
+        return bw_fail(BW24_E_UNSUPPORTED, "bw24_step_hidden: backend %s has no hidden rows", m->ctx->backend->name);
+    if (hidden_out && l->hidden < 0) return bw_fail(BW24_E_MISSING, "bw24_step_hidden: list %s has no buffer 'hidden'", l->role);
+    return step(m, rows, n, hidden_in, (outputs){.logits = logits, .hidden = hidden_out});
 }

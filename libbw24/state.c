@@ -46,7 +46,10 @@ static bw_page *page_new(bw24_model *m, int klass) {
     return p;
 }
 
-/* ---- FOLD state */
+/* a sequence has pages of its own list's classes; the other slots stay NULL */
+static bool holds(const bw24_seq *s, int klass) { return s->model->class_list[klass] == s->list->index; }
+
+/* ---- FOLD state (of the first list: others carry none) */
 enum { STATE, LOG };
 static size_t fold_bytes(const bw24_model *m, int kind) {
     size_t n = (kind == LOG ? m->lists[0]->log_floats : m->lists[0]->state_floats) * sizeof(float);
@@ -127,7 +130,7 @@ void bw_seq_fold_end(bw_seq_rows *r, bool ok) {
 /* the state at *pos, or at 0 where that one is out of reach */
 static int fold_truncate(bw24_seq *s, int64_t *pos) {
     bw24_model *m = s->model;
-    if (!m->lists[0]->n_states || (*pos == s->pos && *pos)) return 0;
+    if (!s->list->n_states || (*pos == s->pos && *pos)) return 0;
     int64_t n = *pos - s->log_from;
     if (!*pos || !s->log || n < 0 || n > s->log_n) {
         fold_forget(s);
@@ -145,14 +148,23 @@ static int fold_truncate(bw24_seq *s, int64_t *pos) {
 }
 
 /* ---- sequences */
-int bw24_seq_new(bw24_seq **out, bw24_model *m) {
+static int seq_new(bw24_seq **out, bw24_model *m, bw_list *l) {
     if (!out || !m) return bw_fail(BW24_E_ARG, "bw24_seq_new: NULL argument");
     if (!m->prepared) return bw_fail(BW24_E_ARG, "bw24_seq_new: the model is not prepared");
     bw24_seq *s = calloc(1, sizeof *s);
     if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a sequence");
     s->model = m;
+    s->list = l;
     *out = s;
     return 0;
+}
+
+int bw24_seq_new(bw24_seq **out, bw24_model *m) { return seq_new(out, m, m && m->n_lists ? m->lists[0] : NULL); }
+
+int bw24_seq_new_role(bw24_seq **out, bw24_model *m, const char *role) {
+    bw_list *l = bw_find_list(m, role);
+    if (m && !l) return bw_fail(BW24_E_MISSING, "bw24_seq_new_role: no list '%s'", role ? role : "(null)");
+    return seq_new(out, m, l);
 }
 
 void bw24_seq_free(bw24_seq *s) {
@@ -206,11 +218,16 @@ int bw_seq_reserve(bw24_seq *s, int64_t n) {
     int need = (int)((s->pos + n + BW_PAGE_TOKENS - 1) / BW_PAGE_TOKENS), had = s->n_pages;
     BW_TRY(grow_tables(s, need));
     if (s->pos % BW_PAGE_TOKENS)
-        for (int c = 0; c < s->model->n_classes; c++) BW_TRY(make_writable(s, c, (int)(s->pos / BW_PAGE_TOKENS)));
+        for (int c = 0; c < s->model->n_classes; c++)
+            if (holds(s, c)) BW_TRY(make_writable(s, c, (int)(s->pos / BW_PAGE_TOKENS)));
     while (s->n_pages < need) {
         int i = s->n_pages++;
-        for (int c = 0; c < s->model->n_classes; c++) s->pages[c][i] = NULL;
         for (int c = 0; c < s->model->n_classes; c++) {
+            s->pages[c][i] = NULL;
+            s->data[c][i] = NULL;
+        }
+        for (int c = 0; c < s->model->n_classes; c++) {
+            if (!holds(s, c)) continue;
             bw_page *p = page_new(s->model, c);
             if (!p) {
                 drop_pages(s, had);
@@ -227,7 +244,7 @@ int bw_seq_reserve(bw24_seq *s, int64_t n) {
 void bw_seq_trim_windows(bw24_seq *s) {
     bw24_model *m = s->model;
     for (int c = 0; c < m->n_classes; c++) {
-        if (!m->class_window[c]) continue;
+        if (!m->class_window[c] || !holds(s, c)) continue;
         int64_t keep_from = s->pos - m->class_window[c] - 32 - m->max_rows - BW_PAGE_TOKENS;
         int last = keep_from > 0 ? (int)(keep_from / BW_PAGE_TOKENS) : 0;
         for (int i = (int)(s->floor[c] / BW_PAGE_TOKENS); i < last; i++) {
@@ -259,8 +276,8 @@ int bw24_seq_truncate(bw24_seq *s, int64_t pos, int64_t *actual) {
 
 int bw24_seq_fork(bw24_seq **out, bw24_seq *s) {
     if (!out || !s) return bw_fail(BW24_E_ARG, "bw24_seq_fork: NULL argument");
-    bw24_seq *f;
-    BW_TRY(bw24_seq_new(&f, s->model));
+    bw24_seq *f = NULL;
+    BW_TRY(seq_new(&f, s->model, s->list));
     int rc = grow_tables(f, s->n_pages ? s->n_pages : 1);
     if (rc) { bw24_seq_free(f); return rc; }
     f->pos = s->pos;

@@ -138,9 +138,12 @@ static int assign_classes(bw24_model *m, bw_list *l) {
             return bw_fail(BW24_E_UNSUPPORTED, "KV cache %s: format %s/%s with %d values a head is not supported by backend %s", kv->name,
                            kv->desc.kt->name, kv->desc.vt->name, kv->desc.dim, m->ctx->backend->name);
         int c = 0;
-        while (c < m->n_classes && m->class_window[c] != kv->window) c++;
+        while (c < m->n_classes && (m->class_window[c] != kv->window || m->class_list[c] != m->n_lists)) c++;
         if (c == BW_MAX_CLASS) return bw_fail(BW24_E_UNSUPPORTED, "KV cache %s: more than %d different windows", kv->name, BW_MAX_CLASS);
-        if (c == m->n_classes) m->class_window[m->n_classes++] = kv->window;
+        if (c == m->n_classes) {
+            m->class_list[c] = m->n_lists;
+            m->class_window[m->n_classes++] = kv->window;
+        }
         kv->klass = c;
         kv->offset = m->class_page_bytes[c];
         m->class_page_bytes[c] += (m->ctx->backend->kv_page_bytes(&kv->desc) + 63) & ~(size_t)63;
@@ -169,6 +172,28 @@ static int mark_matrices(const bw_list *l, int index) {
     return 0;
 }
 
+/* what a list shares with the first one: the backend's ability, and the width of hidden rows */
+static int check_role(const bw24_model *m, const bw_list *l) {
+    if (m->n_lists && !m->ctx->backend->roles)
+        return bw_fail(BW24_E_UNSUPPORTED, "list %s: backend %s runs one list a model", l->role, m->ctx->backend->name);
+    if (m->n_lists && l->n_states)
+        return bw_fail(BW24_E_UNSUPPORTED, "list %s: only the first list of a model carries state, here %s", l->role, l->states[0].name);
+    if (m->n_lists && l->bufs[l->logits].width != m->vocab)
+        return bw_fail(BW24_E_SHAPE, "list %s: %lld logits, list %s has %d", l->role, (long long)l->bufs[l->logits].width, m->lists[0]->role, m->vocab);
+    const bw_list *first = m->n_lists ? m->lists[0] : l;
+    int64_t width = first->hidden >= 0 ? first->bufs[first->hidden].width : 0;
+    if (m->n_lists && l->hidden >= 0 && l->bufs[l->hidden].width != width)
+        return bw_fail(BW24_E_SHAPE, "list %s: hidden rows of %lld values, those of list %s have %lld", l->role,
+                       (long long)l->bufs[l->hidden].width, first->role, (long long)width);
+    for (int i = 0; i < l->n_ops; i++) {
+        int64_t takes = l->ops[i].code == BW_OP_HIDDEN ? l->bufs[l->ops[i].buf[0]].width : width;
+        if (takes != width)
+            return bw_fail(BW24_E_SHAPE, "list %s: HIDDEN takes rows of %lld values, list %s hands on %lld", l->role, (long long)takes, first->role,
+                           (long long)width);
+    }
+    return 0;
+}
+
 int bw24_list_set(bw24_model *m, const char *role, const char *text) {
     if (!m || !role || !*role || strlen(role) > 31 || !text) return bw_fail(BW24_E_ARG, "bw24_list_set: NULL argument or a role outside 1..31 bytes");
     if (m->prepared) return bw_fail(BW24_E_ARG, "list %s: the model is prepared already", role);
@@ -181,7 +206,9 @@ int bw24_list_set(bw24_model *m, const char *role, const char *text) {
     int rc = bw_list_parse(m, role, text, &l);
     fesetround(mode);
     if (rc) return rc;
-    rc = assign_classes(m, l);
+    l->index = m->n_lists;
+    rc = check_role(m, l);
+    if (!rc) rc = assign_classes(m, l);
     if (rc) { bw_list_free(l); return rc; }
     for (int i = 0; i < l->n_ops && !rc; i++) rc = mark_matrices(l, i);
     if (rc) { bw_list_free(l); return rc; }
@@ -190,7 +217,7 @@ int bw24_list_set(bw24_model *m, const char *role, const char *text) {
     return 0;
 }
 
-static bw_list *find_list(bw24_model *m, const char *role) {
+bw_list *bw_find_list(bw24_model *m, const char *role) {
     for (int i = 0; m && role && i < m->n_lists; i++)
         if (!strcmp(m->lists[i]->role, role)) return m->lists[i];
     return NULL;
@@ -254,7 +281,7 @@ int bw24_prepare(bw24_model *m, int32_t index) {
 }
 
 int bw24_explain(bw24_model *m, const char *role, int32_t what, const char **text) {
-    bw_list *l = find_list(m, role);
+    bw_list *l = bw_find_list(m, role);
     if (!l || !text) return bw_fail(BW24_E_MISSING, "bw24_explain: no list '%s'", role ? role : "(null)");
     if (what == 0 && !l->text) BW_TRY(bw_list_print(l, &l->text));
     if (what == 1 && !l->plan) return bw_fail(BW24_E_ARG, "bw24_explain: the model is not prepared, so it has no plan");
@@ -276,3 +303,7 @@ int bw24_model_memory(bw24_model *m, bw24_memory *out) {
 }
 
 int32_t bw24_model_vocab(bw24_model *m) { return m ? m->vocab : 0; }
+int32_t bw24_model_hidden(bw24_model *m) {
+    const bw_list *l = m && m->n_lists ? m->lists[0] : NULL;
+    return l && l->hidden >= 0 && m->ctx->backend->roles ? (int32_t)l->bufs[l->hidden].width : 0;
+}

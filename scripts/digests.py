@@ -107,7 +107,7 @@ def row_cases() -> Iterator[tuple[str, str, dict[str, Tensor], dict]]:
                 tensors["n"] = f32(Numbers(name + " w").values(n))
             yield name, f"{text}BUF y {n}\n{line}\n{ending('y', n)}", tensors, {}
     for line, widths, n in (("GATE y=y x=x g=z", {"x": 576, "z": 576}, 576), ("GATE y=y x=x g=z", {"x": 576, "z": 9}, 576),
-                            ("SLICE y=y x=x heads=3 from=32", {"x": 576}, 96)):
+                            ("SLICE y=y x=x heads=3 from=32", {"x": 576}, 96), ("CONCAT y=y a=x b=z", {"x": 100, "z": 64}, 164)):
         name = f"{line} {widths}".replace("y=y x=x ", "")
         text, tensors = inputs(name, **widths)
         yield name, f"{text}BUF y {n}\n{line}\n{ending('y', n)}", tensors, {}

@@ -51,13 +51,13 @@ static void cpu_close(bw24_ctx *c) {
 static size_t part_packed(const bw_tensor *t) { return (cpu_pack_bytes(t->type, bw_part_rows(t), t->ne[0]) + 63) & ~(size_t)63; }
 static bool packs(const bw24_model *m, const bw_tensor *t) { return m->ctx->repack && t->linear && part_packed(t) > 0; }
 
-static cpu_model *state_of(bw24_model *m) {
-    if (!m->priv) m->priv = calloc(1, sizeof(cpu_model));
+static cpu_weights *weights_of(bw24_model *m) {
+    if (!m->priv) m->priv = calloc(1, sizeof(cpu_weights));
     return m->priv;
 }
 
 /* one mapping for all packed weights: many small ones would waste the tails of huge pages */
-static int make_arena(bw24_model *m, cpu_model *s) {
+static int make_arena(bw24_model *m, cpu_weights *s) {
     size_t total = 0;
     for (int i = 0; i < m->n_tensors; i++)
         if (packs(m, m->tensors[i])) total += (size_t)m->tensors[i]->parts * part_packed(m->tensors[i]);
@@ -96,7 +96,7 @@ static void pack_matrix(bw24_model *m, const bw_tensor *t, cpu_mat *mat, uint64_
 }
 
 static int cpu_prepare_tensor(bw24_model *m, bw_tensor *t) {
-    cpu_model *s = state_of(m);
+    cpu_weights *s = weights_of(m);
     if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
     cpu_mat *mat = calloc((size_t)t->parts, sizeof *mat);
     if (!mat) return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", t->name);
@@ -255,9 +255,8 @@ static void free_moe(cpu_moe *s) {
 }
 
 static int cpu_prepare_list(bw24_model *m, bw_list *l) {
-    cpu_model *s = state_of(m);
-    if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
-    if (s->steps) return bw_fail(BW24_E_UNSUPPORTED, "list %s: backend cpu runs one list a model", l->role);
+    cpu_model *s = l->priv = calloc(1, sizeof *s);
+    if (!s) return bw_fail(BW24_E_MEMORY, "out of memory for a list");
     widths w = find_widths(m, l);
     bool quant = false, floats = false, moe_quant = false, moe_floats = false;
     s->n_phases = 2;
@@ -283,10 +282,10 @@ static int cpu_prepare_list(bw24_model *m, bw_list *l) {
     return 0;
 }
 
-static void cpu_free_model(bw24_model *m) {
-    cpu_model *s = m->priv;
+static void free_list(bw24_model *m, bw_list *l) {
+    cpu_model *s = l->priv;
     if (!s) return;
-    for (int i = 0; s->steps && m->n_lists && m->lists[0]->plan && i < m->lists[0]->plan->n_steps; i++) {
+    for (int i = 0; s->steps && l->plan && i < l->plan->n_steps; i++) {
         free(s->steps[i].mats);
         free(s->steps[i].conv);
     }
@@ -302,7 +301,6 @@ static void cpu_free_model(bw24_model *m) {
         free(s->threads[t].pages);
     }
     free_moe(&s->moe);
-    if (s->arena) munmap(s->arena, s->arena_bytes);
     free(s->ropes);
     free(s->rope_of);
     free(s->steps);
@@ -314,6 +312,14 @@ static void cpu_free_model(bw24_model *m) {
     free(s->act_f_mem);
     free(s->acc);
     free(s);
+    l->priv = NULL;
+}
+
+static void cpu_free_model(bw24_model *m) {
+    cpu_weights *s = m->priv;
+    for (int i = 0; i < m->n_lists; i++) free_list(m, m->lists[i]);
+    if (s && s->arena) munmap(s->arena, s->arena_bytes);
+    free(s);
     m->priv = NULL;
 }
 
@@ -322,5 +328,5 @@ static bool cpu_kv_supported(const bw_kv_desc *d) { return cpu_kv_page_bytes(d) 
 const bw_backend bw_backend_cpu = {
     .name = "cpu", .kv_page_bytes = cpu_kv_page_bytes, .kv_supported = cpu_kv_supported, .open = cpu_open, .close = cpu_close,
     .prepare_tensor = cpu_prepare_tensor, .prepare_list = cpu_prepare_list, .free_tensor = cpu_free_tensor, .free_model = cpu_free_model,
-    .replay = ref_replay, .forward = cpu_forward,
+    .replay = ref_replay, .forward = cpu_forward, .roles = true,
 };

@@ -58,6 +58,11 @@ static void do_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
     const float *a = op->buf[1] >= 0 ? row_of(f, op->buf[1], i) : NULL, *c = op->buf[2] >= 0 ? row_of(f, op->buf[2], i) : NULL;
     switch (op->code) {
     case BW_OP_EMBED: embed_row(f, op, i); break;
+    case BW_OP_HIDDEN: memcpy(y, f->b->hidden + i * n, (size_t)n * sizeof *y); break;
+    case BW_OP_CONCAT:
+        memcpy(y, a, (size_t)f->l->bufs[op->buf[1]].width * sizeof *y);
+        memcpy(y + f->l->bufs[op->buf[1]].width, c, (size_t)f->l->bufs[op->buf[2]].width * sizeof *y);
+        break;
     case BW_OP_NORM: norm_row(f, op, a, y); break;
     case BW_OP_ADD: cpu_add(f->isa, a, c, y, BW_SEEDED(11, n - 1, n)); break;
     case BW_OP_SCALE: cpu_scale(f->isa, a, op->w[0] ? op->w[0]->dense[0] : (float)op->f[0], y, n); break;
@@ -103,6 +108,9 @@ void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, in
     }
 }
 
+/* logits that nobody asked for are not computed */
+static bool writes_here(const fwd *f, int op) { return f->logits || f->l->ops[op].buf[0] != f->l->logits; }
+
 typedef struct rows_arg { const bw_step *st; const bw_rowset *set; } rows_arg;
 static void rows_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
     const rows_arg *a = arg;
@@ -110,7 +118,8 @@ static void rows_range(const fwd *f, void *arg, int tid, int64_t from, int64_t t
     int64_t first = all ? f->s->groups[from] : from, last = all ? f->s->groups[to] : to;
     (void)tid;
     for (int64_t i = first; i < last; i++)
-        for (int o = a->st->first; o < a->st->first + a->st->n; o++) do_row(f, o, a->set, i);
+        for (int o = a->st->first; o < a->st->first + a->st->n; o++)
+            if (writes_here(f, o)) do_row(f, o, a->set, i);
 }
 
 static void step_rows(const fwd *f, cpu_phase *p, const bw_step *st, const bw_rowset *set, int tid) {
@@ -199,8 +208,17 @@ static void tiles_range(const fwd *f, void *arg, int tid, int64_t from, int64_t 
     }
 }
 
+static void norm_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    (void)tid;
+    for (int64_t i = from; i < to; i++) linear_input(f, arg, i, NULL, true);
+}
+
 static void step_linears(const fwd *f, cpu_phase *p, int step, const bw_step *st, const bw_rowset *set, int tid) {
     lin_arg a = {.st = st, .cs = &f->s->steps[step], .set = set};
+    if (!writes_here(f, st->lin0)) { /* of a head without logits only the norm is left, whose rows may be handed on */
+        if (st->norm >= 0) run_phase(f, p, set->n, norm_range, (void *)st, tid);
+        return;
+    }
     if (set->n > 1) {
         cpu_act_init(&a.q, f->s->act_q_mem, set->n, cols_of(f, st), 0);
         cpu_act_init(&a.fl, f->s->act_f_mem, set->n, cols_of(f, st), 1);
@@ -373,7 +391,7 @@ static void walk(void *arg, int tid, int n) {
         else if (st->kind == BW_STEP_LINEARS) step_linears(f, p, i, st, set, tid);
         else step_op(f, p, i, st, set, tid);
     }
-    run_phase(f, &f->s->phases[1], (int64_t)f->b->want.n * f->l->bufs[f->l->logits].width, finite_range, NULL, tid);
+    if (f->logits) run_phase(f, &f->s->phases[1], (int64_t)f->b->want.n * f->l->bufs[f->l->logits].width, finite_range, NULL, tid);
 }
 
 static void set_bounds(const fwd *f) {
@@ -434,7 +452,7 @@ static int verdict(const fwd *f) {
 
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
     cpu_ctx *c = m->ctx->priv;
-    fwd f = {m, l, b, logits, m->priv, c->isa, c->pool};
+    fwd f = {m, l, b, logits, l->priv, c->isa, c->pool};
     for (int i = 0; i < f.s->n_phases; i++) {
         atomic_store_explicit(&f.s->phases[i].next, 0, memory_order_relaxed);
         atomic_store_explicit(&f.s->phases[i].done, 0, memory_order_relaxed);

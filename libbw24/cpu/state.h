@@ -56,9 +56,13 @@ typedef struct cpu_moe {
 } cpu_moe;
 
 /* per model */
-typedef struct cpu_model {
+typedef struct cpu_weights {
     uint8_t *arena;     /* all packed weights; huge pages where the system grants them */
     size_t arena_bytes, arena_used;
+} cpu_weights;
+
+/* per list: bw_list.priv */
+typedef struct cpu_model {
     cpu_rope_cfg *ropes;
     int n_ropes;
     int *rope_of;       /* [ops of the list] index into ropes or -1 */

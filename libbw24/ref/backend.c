@@ -163,6 +163,11 @@ static int do_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int 
     for (int k = 0; k < BW_OP_BUFS; k++) b[k] = op->buf[k] >= 0 && op->code != BW_OP_PICK_ROWS ? row_of(r, op->buf[k], i) : NULL;
     switch (op->code) {
     case BW_OP_EMBED: do_embed(r, op, i); break;
+    case BW_OP_HIDDEN: memcpy(b[0], r->b->hidden + (int64_t)i * n, (size_t)n * sizeof *b[0]); break;
+    case BW_OP_CONCAT:
+        memcpy(b[0], b[1], (size_t)r->l->bufs[op->buf[1]].width * sizeof *b[0]);
+        memcpy(b[0] + r->l->bufs[op->buf[1]].width, b[2], (size_t)r->l->bufs[op->buf[2]].width * sizeof *b[0]);
+        break;
     case BW_OP_NORM: do_norm(r, op, i); break;
     case BW_OP_ADD: ref_add(b[1], b[2], b[0], n); break;
     case BW_OP_SCALE: ref_scale(b[1], op->w[0] ? op->w[0]->dense[0] : (float)op->f[0], b[0], n); break;
@@ -208,7 +213,7 @@ static int numeric_fault(const bw_list *l, int op) {
 }
 
 static int check_logits(const ref_run *r) {
-    int64_t n = (int64_t)r->b->want.n * r->l->bufs[r->l->logits].width;
+    int64_t n = r->logits ? (int64_t)r->b->want.n * r->l->bufs[r->l->logits].width : 0;
     for (int64_t i = 0; i < n; i++)
         if (!(r->logits[i] - r->logits[i] == 0)) return bw_fail(BW24_E_NUMERIC, "logit %lld is Inf or NaN", (long long)i);
     return 0;
@@ -231,6 +236,7 @@ static int ref_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logi
     for (int o = 0; o < l->n_ops && !rc; o++) {
         const bw_op *op = &l->ops[o];
         const bw_rowset *rows = bw_rows_of(l, b, op->buf[0]);
+        if (!logits && op->buf[0] == l->logits) continue;
         if (whole(op->code)) rc = do_whole(&r, op, rows);
         for (int i = 0; i < rows->n && !rc && !whole(op->code); i++) {
             rc = cancelled(&r);
@@ -262,5 +268,5 @@ static void ref_free_model(bw24_model *m) { (void)m; }
 const bw_backend bw_backend_ref = {
     .name = "ref", .kv_page_bytes = ref_kv_page_bytes, .kv_supported = ref_kv_supported, .open = ref_open, .close = ref_close,
     .prepare_tensor = ref_prepare_tensor, .prepare_list = ref_prepare_list, .free_tensor = ref_free_tensor, .free_model = ref_free_model,
-    .replay = ref_replay, .forward = ref_forward,
+    .replay = ref_replay, .forward = ref_forward, .roles = true,
 };

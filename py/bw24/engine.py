@@ -48,10 +48,11 @@ def parse_kv(kv: str | None) -> dict[str, str]:
     return out
 
 
-def kv_bytes_per_token(model: Model, kv: dict[str, str]) -> dict[str, int]:
-    """Bytes of one token's K and V over all layers of each class, from the model's list alone: {'full': ..., 'window': ...}."""
+def kv_bytes_per_token(model: Model, kv: dict[str, str], draft: bool = False) -> dict[str, int]:
+    """Bytes of one token's K and V over all layers of each class, from the model's lists alone: {'full': ..., 'window': ...}.
+    `draft`: those of its MTP block too."""
     out = {"full": 0, "window": 0}
-    for heads, dim, window in model.builder.kvs.values():
+    for heads, dim, window in [*model.builder.kvs.values(), *(model.mtp.kvs.values() if draft and model.mtp else ())]:
         klass = "window" if window else "full"
         for name in kv_pair(kv[klass]):
             _, block, size, _ = abi.types()[abi.type_id(KV_FORMATS[name])]
@@ -64,9 +65,9 @@ def state_bytes(model: Model) -> int:
     return 4 * 4 * sum(model.builder.states.values())
 
 
-def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int) -> int:
+def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int, draft: bool = False) -> int:
     """Bytes of one sequence of `ctx` tokens: KV pages (window layers keep their window and what a step needs around it) and recurrent state."""
-    per = kv_bytes_per_token(model, kv)
+    per = kv_bytes_per_token(model, kv, draft)
     windows = [w for _, _, w in model.builder.kvs.values() if w]
     kept = min(ctx, max(windows) + 32 + 2 * max_rows + 2 * PAGE_TOKENS) if windows else 0
     pages = lambda n: -(-n // PAGE_TOKENS) * PAGE_TOKENS  # noqa: E731
@@ -82,35 +83,41 @@ def available_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: int, room: int) -> tuple[int, str | None]:
+def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: int, room: int,
+                draft: bool = False) -> tuple[int, str | None]:
     """Context length to use and, where it is not the model's own, a sentence that says so. `room`: bytes that KV may take. Raises Bw24Error."""
     own = model.context_length
     if asked is not None:
         if not 1 <= asked <= own:
             raise Bw24Error(f"--ctx {asked}: the model's context is 1..{own}")
-        need = kv_bytes(model, kv, asked, max_rows)
+        need = kv_bytes(model, kv, asked, max_rows, draft)
         if need > room:
             raise Bw24Error(f"--ctx {asked} needs {need >> 20} MiB of KV cache, {max(room, 0) >> 20} MiB of memory are free for it")
         return asked, None
     ctx = own
-    while ctx > PAGE_TOKENS and kv_bytes(model, kv, ctx, max_rows) > room:
+    while ctx > PAGE_TOKENS and kv_bytes(model, kv, ctx, max_rows, draft) > room:
         ctx = max(PAGE_TOKENS, ctx // 2)
-    if kv_bytes(model, kv, ctx, max_rows) > room:
-        need = kv_bytes(model, kv, ctx, max_rows)
+    if (need := kv_bytes(model, kv, ctx, max_rows, draft)) > room:
         raise Bw24Error(f"not even {ctx} tokens of context fit: {need >> 20} MiB of KV cache, {max(room, 0) >> 20} MiB free")
     return ctx, None if ctx == own else f"context reduced to {ctx} of the model's {own} tokens to fit {room >> 20} MiB of free memory"
 
 
+def _floats(array: np.ndarray | None) -> Any:
+    """A float * over an array, NULL where there are no values."""
+    return abi.ffi.NULL if array is None or not array.size else abi.ffi.cast("float *", abi.ffi.from_buffer(array))
+
+
 class Engine:
-    """A prepared model. `backend`: "auto", "cpu" or "ref"; `progress(done, total)` counts weight bytes while loading.
+    """A prepared model. `backend`: "auto", "cpu" or "ref"; `progress(done, total)` counts weight bytes while loading;
+    `draft`: with the file's MTP block, which makes sequences of role "mtp" possible.
 
     Attributes: model, ctx (tokens a sequence may hold), kv ({'full': .., 'window': ..}), backend, isa, threads, n_vocab, note (a sentence about
-    the context or None). Raises Bw24Error; closing twice is fine.
+    the context or None), draft, n_hidden (width of hidden rows, 0: the backend has none). Raises Bw24Error; closing twice is fine.
     """
 
     def __init__(self, model: Model, *, backend: str = "auto", isa: str | None = None, threads: int | None = None, ctx: int | None = None,
                  kv: str | None = None, max_rows: int = 256, fuse: bool = True, repack: bool = True, float_activations: bool = False,
-                 progress: Callable[[int, int], None] | None = None):
+                 draft: bool = False, progress: Callable[[int, int], None] | None = None):
         self._ctx = self._model = None
         self._sequences: set[Sequence] = set()
         self._keep: list[Any] = []
@@ -118,7 +125,10 @@ class Engine:
         self.backend = "cpu" if backend == "auto" else backend
         self.kv = parse_kv(kv)
         size = sum(t.nbytes for t in model.file.tensors.values())
-        self.ctx, self.note = fit_context(model, self.kv, ctx, max_rows, available_memory() - size)
+        if draft and model.mtp is None:
+            raise Bw24Error(f"{model.path.name}: the file has no MTP block to draft with")
+        self.draft = draft
+        self.ctx, self.note = fit_context(model, self.kv, ctx, max_rows, available_memory() - size, draft)
         try:
             self._open(isa, threads, fuse, repack, float_activations)
             self._load(size, progress)
@@ -154,6 +164,8 @@ class Engine:
             abi.check(lib.bw24_tensor_load(self._model, w.name.encode(), w.type_id, len(w.ne), ne, data, len(w.data), w.scale, w.mapped))
             sizes.append(len(w.data))
         abi.check(lib.bw24_list_set(self._model, b"trunk", self.model.list_text().encode()))
+        if self.draft:
+            abi.check(lib.bw24_list_set(self._model, b"mtp", self.model.mtp.text().encode()))
         done = 0
         for i, n in enumerate([*sizes, 0]):
             abi.check(lib.bw24_prepare(self._model, i))
@@ -161,12 +173,14 @@ class Engine:
             if progress:
                 progress(done, total)
         self.n_vocab = lib.bw24_model_vocab(self._model)
+        self.n_hidden = lib.bw24_model_hidden(self._model)
 
     def memory(self) -> dict[str, int]:
         """Bytes held: weights (packed copies), work (activation buffers), kv (pages in use), kv_at_ctx (one sequence of `ctx` tokens)."""
         m = abi.new("bw24_memory")
         abi.check(abi.lib().bw24_model_memory(self._model, m))
-        return {"weights": m.weights, "work": m.work, "kv": m.kv, "kv_at_ctx": kv_bytes(self.model, self.kv, self.ctx, self.max_rows)}
+        at_ctx = kv_bytes(self.model, self.kv, self.ctx, self.max_rows, self.draft)
+        return {"weights": m.weights, "work": m.work, "kv": m.kv, "kv_at_ctx": at_ctx}
 
     def explain(self, plan: bool = False) -> str:
         """The list, or how this backend runs it."""
@@ -174,10 +188,10 @@ class Engine:
         abi.check(abi.lib().bw24_explain(self._model, b"trunk", int(plan), out))
         return abi.ffi.string(out[0]).decode()
 
-    def sequence(self) -> Sequence:
-        """A new, empty timeline."""
+    def sequence(self, role: str = "trunk") -> Sequence:
+        """A new, empty timeline of the model ("trunk") or of its MTP block ("mtp")."""
         out = abi.ffi.new("bw24_seq **")
-        abi.check(abi.lib().bw24_seq_new(out, self._model))
+        abi.check(abi.lib().bw24_seq_new_role(out, self._model, role.encode()))
         return Sequence(self, out[0], [])
 
     def step(self, rows: Seq[Row]) -> np.ndarray:
@@ -187,8 +201,7 @@ class Engine:
         """
         c, wanted = self._rows(rows)
         logits = np.empty((wanted, self.n_vocab), np.float32)
-        out = abi.ffi.cast("float *", abi.ffi.from_buffer(logits)) if wanted else abi.ffi.NULL
-        abi.check(abi.lib().bw24_step(self._model, c, len(rows), out))
+        abi.check(abi.lib().bw24_step(self._model, c, len(rows), _floats(logits)))
         for seq, token, _ in rows:
             seq.tokens.append(token)
         return logits
@@ -201,6 +214,21 @@ class Engine:
         for seq, token, _ in rows:
             seq.tokens.append(token)
         return tokens[:wanted]
+
+    def step_hidden(self, rows: Seq[Row], hidden: np.ndarray | None = None, logits: bool = True) -> tuple[np.ndarray | None, np.ndarray]:
+        """As step, for rows that take and hand on hidden rows: `hidden` [rows, n_hidden] f32 for sequences of role "mtp", the row of the
+        token before each. Returns the wanted rows' logits, or None without computing them, and their hidden rows [wanted, n_hidden] f32."""
+        if hidden is not None:
+            hidden = np.ascontiguousarray(hidden, np.float32)
+            if hidden.shape != (len(rows), self.n_hidden):
+                raise Bw24Error(f"hidden rows: expected shape {(len(rows), self.n_hidden)}, found {hidden.shape}")
+        c, wanted = self._rows(rows)
+        out = np.empty((wanted, self.n_vocab), np.float32) if logits else None
+        handed = np.empty((wanted, self.n_hidden), np.float32)
+        abi.check(abi.lib().bw24_step_hidden(self._model, c, len(rows), _floats(hidden), _floats(out), _floats(handed)))
+        for seq, token, _ in rows:
+            seq.tokens.append(token)
+        return out, handed
 
     @staticmethod
     def _rows(rows: Seq[Row]) -> tuple[Any, int]:

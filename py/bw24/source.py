@@ -17,6 +17,7 @@ import numpy as np
 
 from . import arch as arch_package
 from . import gguf
+from .arch import common
 from .build import ListBuilder, Params
 from .chat import ChatTemplate
 from .errors import Bw24Error
@@ -82,6 +83,16 @@ class Model:
     def _build(self) -> ListBuilder:
         b = ListBuilder({t.name: tuple(t.shape) for t in self.file.tensors.values()})
         importlib.import_module(f"bw24.arch.{self.arch}").build(b, self.params)
+        return b
+
+    @cached_property
+    def mtp(self) -> ListBuilder | None:
+        """The list of the file's MTP block, which drafts for speculative decoding; None where there is none."""
+        module = importlib.import_module(f"bw24.arch.{self.arch}")
+        if not hasattr(module, "mtp") or common.mtp_block(self.builder, self.params) is None:
+            return None
+        b = ListBuilder(self.builder.shapes)
+        module.mtp(b, self.params)
         return b
 
     def _check_vocabulary(self) -> None:

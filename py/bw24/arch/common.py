@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..build import ListBuilder, Params
@@ -161,11 +162,35 @@ def experts(b: ListBuilder, p: str, x: str, route: str, y: str, act: str) -> Non
     b.experts(y=y, x=x, r=route, act=act, **weights, **scales)
 
 
-def head(b: ListBuilder, d: Any, cap: float | None = None) -> None:
-    """Final norm and logits of the wanted rows, for dimensions d with width and eps; the embedding serves where the file has no output matrix."""
-    w = "output.weight" if b.has("output.weight") else "token_embd.weight"
-    b.norm(y=b.buf("h_want", d.width), x="x_want", w="output_norm.weight", eps=d.eps)
+def head(b: ListBuilder, d: Any, cap: float | None = None, norm: str = "output_norm.weight", w: str | None = None) -> None:
+    """Final norm and logits of the wanted rows, for dimensions d with width and eps; the embedding serves where the file has no output matrix.
+    The normed rows are the list's hidden rows."""
+    w = w or ("output.weight" if b.has("output.weight") else "token_embd.weight")
+    b.norm(y=b.buf("hidden", d.width), x="x_want", w=norm, eps=d.eps)
     b.buf("logits", b.rows(w))
-    b.linear(y="logits", x="h_want", w=w)
+    b.linear(y="logits", x="hidden", w=w)
     if cap:
         b.softcap(y="logits", x="logits", cap=cap)
+
+
+def mtp_block(b: ListBuilder, hp: Params) -> int | None:
+    """Index of the file's MTP block, the layer after the trunk; None where the file has none."""
+    layers = trunk_layers(b, hp)
+    return layers if b.has(f"blk.{layers}.nextn.eh_proj.weight") else None
+
+
+def mtp(b: ListBuilder, d: Dims, layer: Callable[[Dims, int], None]) -> None:
+    """The MTP list of a trunk of d.layers layers: `x` = eh_proj of [normed embedding of the row's token ; normed hidden row of the token
+    before it], one more layer, and a head that shares what the file does not give the block. `layer(dims, index)` appends a layer as the trunk's last."""
+    p = f"blk.{d.layers}.nextn."
+    own = lambda name, other: p + name if b.has(p + name) else other  # noqa: E731
+    e, h = b.buf("e", d.width), b.buf("before", d.width)
+    b.embed(y=e, w=own("embed_tokens.weight", "token_embd.weight"))
+    b.hidden(y=h)
+    b.norm(y=e, x=e, w=p + "enorm.weight", eps=d.eps)
+    b.norm(y=h, x=h, w=p + "hnorm.weight", eps=d.eps)
+    b.concat(y=b.buf("eh", 2 * d.width), a=e, b=h)
+    b.linear(y=b.buf("x", d.width), x="eh", w=p + "eh_proj.weight")
+    layer(replace(d, layers=d.layers + 1), d.layers)
+    w = p + "shared_head_head.weight"
+    head(b, d, norm=own("shared_head_norm.weight", "output_norm.weight"), w=w if b.has(w) else None)

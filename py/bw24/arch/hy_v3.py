@@ -7,7 +7,8 @@ from ..build import ListBuilder, Params
 from . import common, llama
 
 
-def build(b: ListBuilder, hp: Params) -> None:
+def mixture(hp: Params) -> llama.Ffn:
+    """The layers' FFN: routed experts and the shared one, dense where the file has no router."""
     router = common.Router.read(hp, "sigmoid")
 
     def ffn(b: ListBuilder, p: str, x: str, y: str, tag: str) -> None:
@@ -20,4 +21,14 @@ def build(b: ListBuilder, hp: Params) -> None:
             common.glu_ffn(b, p, x, shared, "silu", tag, "_shexp")
             b.add(y=y, a=y, b=shared)
 
-    llama.build(b, hp, style="neox", qk_norm="head", d=common.Dims.read(hp, common.trunk_layers(b, hp), moe=True), ffn=ffn)
+    return ffn
+
+
+def build(b: ListBuilder, hp: Params) -> None:
+    llama.build(b, hp, style="neox", qk_norm="head", d=common.Dims.read(hp, common.trunk_layers(b, hp), moe=True), ffn=mixture(hp))
+
+
+def mtp(b: ListBuilder, hp: Params) -> None:
+    ffn = mixture(hp)
+    d = common.Dims.read(hp, common.trunk_layers(b, hp), moe=True)
+    common.mtp(b, d, lambda deeper, i: llama.layer(b, deeper, i, "neox", "head", ffn))

@@ -100,17 +100,27 @@ def dense(b: ListBuilder, p: str, x: str, y: str, tag: str) -> None:
     common.glu_ffn(b, p, x, y, "silu", tag)
 
 
+def layer(b: ListBuilder, d: common.Dims, n: Delta | None, i: int, ffn: Ffn) -> None:
+    """Layer i: a delta net of sizes n, or attention."""
+    p, tag = f"blk.{i}.", "_want" if i == d.layers - 1 else ""
+    b.norm(y=b.buf("h", d.width), x="x", w=p + "attn_norm.weight", eps=d.eps)
+    mixed = delta_net(b, d, n, i) if n else attention(b, d, i)
+    x, h, o = "x" + tag, b.buf("h" + tag, d.width), b.buf("o" + tag, d.width)
+    b.linear(y=o, x=mixed, w=p + ("ssm_out.weight" if n else "attn_output.weight"))
+    b.add(y=x, a=x, b=o)
+    b.norm(y=h, x=x, w=p + "post_attention_norm.weight", eps=d.eps)
+    ffn(b, p, h, o, tag)
+    b.add(y=x, a=x, b=o)
+
+
 def build(b: ListBuilder, hp: Params, d: common.Dims | None = None, ffn: Ffn = dense) -> None:
     d, n = d or common.Dims.read(hp, common.trunk_layers(b, hp)), Delta.read(hp)
     common.embed(b, d)
     for i, recurrent in enumerate(recurrent_layers(hp, d.layers)):
-        p, tag = f"blk.{i}.", "_want" if i == d.layers - 1 else ""
-        b.norm(y=b.buf("h", d.width), x="x", w=p + "attn_norm.weight", eps=d.eps)
-        mixed = delta_net(b, d, n, i) if recurrent else attention(b, d, i)
-        x, h, o = "x" + tag, b.buf("h" + tag, d.width), b.buf("o" + tag, d.width)
-        b.linear(y=o, x=mixed, w=p + ("ssm_out.weight" if recurrent else "attn_output.weight"))
-        b.add(y=x, a=x, b=o)
-        b.norm(y=h, x=x, w=p + "post_attention_norm.weight", eps=d.eps)
-        ffn(b, p, h, o, tag)
-        b.add(y=x, a=x, b=o)
+        layer(b, d, n if recurrent else None, i, ffn)
     common.head(b, d)
+
+
+def mtp(b: ListBuilder, hp: Params, d: common.Dims | None = None, ffn: Ffn = dense) -> None:
+    d = d or common.Dims.read(hp, common.trunk_layers(b, hp))
+    common.mtp(b, d, lambda deeper, i: layer(b, deeper, None, i, ffn))

@@ -7,7 +7,8 @@ from ..build import ListBuilder, Params
 from . import common, qwen35
 
 
-def build(b: ListBuilder, hp: Params) -> None:
+def mixture(hp: Params) -> qwen35.Ffn:
+    """The layers' FFN."""
     router = common.Router.read(hp, "softmax", norm=True)
 
     def ffn(b: ListBuilder, p: str, x: str, y: str, tag: str) -> None:
@@ -18,4 +19,12 @@ def build(b: ListBuilder, hp: Params) -> None:
         b.gate(y=shared, x=shared, g=gate)
         b.add(y=y, a=y, b=shared)
 
-    qwen35.build(b, hp, common.Dims.read(hp, common.trunk_layers(b, hp), moe=True), ffn)
+    return ffn
+
+
+def build(b: ListBuilder, hp: Params) -> None:
+    qwen35.build(b, hp, common.Dims.read(hp, common.trunk_layers(b, hp), moe=True), mixture(hp))
+
+
+def mtp(b: ListBuilder, hp: Params) -> None:
+    qwen35.mtp(b, hp, common.Dims.read(hp, common.trunk_layers(b, hp), moe=True), mixture(hp))
