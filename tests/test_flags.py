@@ -74,7 +74,7 @@ def test_a_bad_variable_is_named_with_its_value():
 
 
 def test_absent_features_are_errors(monkeypatch):
-    for variable, value in {"BW24_SPEC_K": "3", "BW24_KV_FP8": "1"}.items():
+    for variable, value in {"BW24_KV_FP8": "1"}.items():
         monkeypatch.setenv(variable, value)
         with pytest.raises(Bw24Error) as caught:
             parsed(["threads"], [])
@@ -82,7 +82,7 @@ def test_absent_features_are_errors(monkeypatch):
         monkeypatch.setenv(variable, "0")
         parsed(["threads"], [])
         monkeypatch.delenv(variable)
-    for name, value in {"prefill": "fast", "kv": "e4m3"}.items():
+    for name, value in {"prefill": "fast", "kv": "e4m3", "spec": "auto"}.items():
         with pytest.raises(Bw24Error, match="not in this version"):
             flags.BY_NAME[name].parse(value)
 

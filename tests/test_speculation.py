@@ -1,7 +1,12 @@
-"""The MTP block: golden logits and draft chains, bits equal on every backend, rows in any cut, lists that share a model, and what is refused."""
+"""The MTP block: golden logits and draft chains, bits equal on every backend, rows in any cut, lists that share a model.
+Rounds of drafts: the text of plain decoding for every K and sampler, exact counts where the drafts are known."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +16,11 @@ import pytest
 from bw24 import abi
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
+from bw24.gate import Equalities, run_rows
+from bw24.generate import Generation
+from bw24.sampling import SamplingParams
 from bw24.source import open_model
+from bw24.speculate import Drafted, Rounds
 from conftest import FIXTURES
 
 NAME = "qwen35moe"
@@ -172,3 +181,130 @@ def test_what_is_refused():
             e.step_hidden([(mtp, 1, True)], row + np.nan)
         assert seq.pos == 0 and mtp.pos == 0
         e.step_hidden([(mtp, 1, True)], row)
+
+
+# ---- rounds: the text is plain decoding's
+
+
+def reply(e: Engine, prompt: list[int], params: SamplingParams, k: int, limit: int = 40) -> tuple[list[int], str, Rounds | None]:
+    """Tokens, why the reply ended, and what drafting did."""
+    with closing(Drafted(e, k, params, len(prompt) + limit) if k else e.sequence()) as seq:
+        logits = seq.prefill(prompt, 3)[-1] if k else seq.prefill(prompt)
+        made = Generation(seq, None, prompt, logits, params, ctx=e.ctx, limit=limit)
+        assert not list(made)
+        return made.ids, made.reason, seq.stats if k else None
+
+
+SAMPLERS = {
+    "greedy": SamplingParams(),
+    "seeded": SamplingParams(temperature=0.7, seed=11),
+    "filtered": SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3, seed=3),
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_text_is_plain_decodings(sampler: str):
+    params = SAMPLERS[sampler]
+    with engine() as e:
+        plain = reply(e, tokens()[:50], params, 0)
+        for k in range(1, 9):
+            ids, reason, rounds = reply(e, tokens()[:50], params, k)
+            assert (ids, reason) == plain[:2], k
+            assert rounds.drafted <= k * rounds.rounds and len(ids) <= rounds.rounds + sum(rounds.accepted) + 1
+            assert rounds.reached[0] <= rounds.rounds and all(a <= r for a, r in zip(rounds.accepted, rounds.reached, strict=True))
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_text_is_plain_decodings_full(goldens: Path, name: str):
+    with open_model(goldens / "tiny" / f"{name}.gguf") as model, Engine(model, threads=2, draft=True) as e:
+        with np.load(goldens / "tiny" / f"{name}.npz") as z:
+            prompt = z["tokens_a"].tolist()
+        for params in (SAMPLERS["greedy"], SAMPLERS["seeded"]):
+            plain = reply(e, prompt, params, 0)
+            for k in range(1, 9):
+                assert reply(e, prompt, params, k)[:2] == plain[:2], k
+
+
+class Oracle(Drafted):
+    """Drafts the reply itself, wrong at every `slip`-th position: all accepted but those."""
+
+    def __init__(self, e: Engine, k: int, future: list[int], slip: int):
+        super().__init__(e, k, SamplingParams())
+        self.future, self.slip = future, slip
+
+    def _draft(self, token: int, k: int) -> list[int]:
+        super()._draft(token, k)
+        at = self.pos + 1
+        return [t ^ (at + i) % self.slip // (self.slip - 1) for i, t in enumerate(self.future[at : at + k])]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+def test_acceptance_of_known_drafts(backend: str):
+    """Exact counts, rows equal to the reference's bit for bit, and the block's keys and values those of the whole past, whatever was rejected."""
+    prompt, future = tokens()[:40], tokens()
+    with engine(backend=backend) as e, closing(Oracle(e, 3, future, 6)) as seq:
+        found = [seq.prefill(prompt)[-1]]
+        found += [seq.decode(t) for t in future[40:89]]
+        stats = seq.stats
+        seq._take_back()
+        logits = seq._draft(future[89], 3) and e.step_hidden([(seq._mtp, future[90], True)], reference()[0][89:90])[0]
+    if backend == "cpu":  # the reference's own width is another, its bits are the same: one is enough
+        with engine() as e:
+            assert same((np.stack(found),), (run_rows(e, future[:89], 256)[39:89],))
+    assert same((logits,), (reference()[1][90:91],))
+    # drafts stand at 41.., each sixth from 41 on is wrong: rounds begin where a draft was rejected or all were accepted
+    expected, at = Rounds(), 40
+    while at < 89:
+        expected.rounds += 1
+        expected.drafted += 3
+        for i in range(3):
+            at += 1
+            if at >= 89:
+                break
+            expected.reached[i] += 1
+            if at % 6 == 5:
+                break
+            expected.accepted[i] += 1
+        else:
+            at += 1
+    assert (stats.rounds, stats.drafted, stats.reached, stats.accepted) == (expected.rounds, expected.drafted, expected.reached, expected.accepted)
+
+
+def test_the_context_ends_where_plain_decoding_ends():
+    with engine(ctx=64) as e:
+        plain = reply(e, tokens()[:50], SAMPLERS["greedy"], 0)
+        assert plain[1] == "context" and reply(e, tokens()[:50], SAMPLERS["greedy"], 8)[:2] == plain[:2]
+
+
+def test_the_gate_holds_the_rounds():
+    arms = dict(Equalities(lambda **changes: Engine(opened(), **{"threads": 1, **changes}), tokens()[:40]).arms())
+    drafted = [arm() for name, arm in arms.items() if name.startswith("drafted")]
+    assert len(drafted) == 2 and all(problem is None and "accepted" in detail for problem, detail in drafted)
+
+
+def test_the_gate_sees_another_text(monkeypatch: pytest.MonkeyPatch):
+    """A row that depends on what stands behind it, as one that forgot to take back its drafts would."""
+    monkeypatch.setattr(Drafted, "_take_back", lambda self: setattr(self, "_ahead", []))
+    equalities = Equalities(lambda **changes: Engine(opened(), **{"threads": 1, **changes}), tokens()[:40])
+    problem, _ = equalities.drafted(SamplingParams())
+    assert problem and "tokens agree" in problem
+
+
+def test_bounds_of_k():
+    with engine(max_rows=4) as e:
+        for k in (0, 17, 4):
+            with pytest.raises(Bw24Error, match="drafts"):
+                Drafted(e, k, SamplingParams())
+        assert reply(e, tokens()[:50], SAMPLERS["greedy"], 3)[:2] == reply(e, tokens()[:50], SAMPLERS["greedy"], 0)[:2]
+
+
+def test_gen_reports_rounds(tmp_path: Path):
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps(tokens()[:30]), encoding="utf-8")
+    model = str(FIXTURES / "tiny" / f"{NAME}.gguf")
+    command = [sys.executable, "-m", "bw24", "gen", model, "--prompt-ids", str(ids), "-n", "24", "--json", "-t", "1"]
+    runs = [subprocess.run([*command, "--spec", k], capture_output=True, text=True, timeout=120) for k in ("off", "3", "auto")]
+    plain, drafted = (json.loads(r.stdout) for r in runs[:2])
+    assert drafted["ids"] == plain["ids"] and drafted["text"] == plain["text"] and "speculation" not in plain
+    assert drafted["speculation"]["k"] == 3 and drafted["speculation"]["rounds"] > 0 and "rounds" in runs[1].stderr
+    assert runs[2].returncode == 2 and "auto" not in runs[2].stdout and "not in this version" in runs[2].stderr

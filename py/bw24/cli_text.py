@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .generate import Generation
     from .sampling import SamplingParams
     from .source import Model
+    from .speculate import Rounds
 
 BUILT_IN_PROMPT = "Explain KV caches."
 SAMPLING_FLAGS = (
@@ -71,7 +72,7 @@ bw24 perplexity model.gguf wiki.txt --kv q8_0
 def add_commands(commands: Any) -> None:
     """Declare gen, chat, tokenize and perplexity."""
     gen = add_command(commands, "gen", run_gen, "generate a reply to one prompt, streamed", GEN_EXAMPLES,
-                      (*PROMPT_FLAGS, "n", *SAMPLING_FLAGS, *ENGINE_FLAGS, "prefill", "json"))
+                      (*PROMPT_FLAGS, "n", *SAMPLING_FLAGS, "spec", *ENGINE_FLAGS, "prefill", "json"))
     gen.description += GEN_TEXT
     cli_chat.add_command_to(commands, (*SAMPLING_FLAGS, *ENGINE_FLAGS))
     tokenize = add_command(commands, "tokenize", run_tokenize, "show a text's tokens, or the text of token ids", TOKENIZE_EXAMPLES,
@@ -168,28 +169,31 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def run_gen(args: argparse.Namespace) -> int:
     """Exit code of `bw24 gen`."""
     from . import gate, generate
+    from .speculate import Drafted
 
-    params = sampling_params(args)
+    params, limit = sampling_params(args), None if args.n < 0 else args.n
     with open_model(args) as model:
         prompt = encode_prompt(model, args)
-        with open_engine(model, args) as engine:
+        with open_engine(model, args, **({"draft": True} if args.spec else {})) as engine:
             loading = time.perf_counter() - args.load_began
             check_ids(prompt.ids, engine.n_vocab)
             generate.check_fits(len(prompt.ids), engine.ctx)
+            end = None if limit is None else len(prompt.ids) + limit
+            drafted = Drafted(engine, args.spec, params, end) if args.spec else None
             with progress_bar("prompt", "tokens") as bar:
-                check = gate.verify_prefill(engine, prompt.ids, progress=bar)
+                check = gate.verify_prefill(engine, prompt.ids, progress=bar, drafted=drafted)
             say(check.line())
             if not check.match:
                 say("bw24: the prompt as prefill and as decode gave different bits, so no text is printed; `bw24 gate` says more")
                 return EXIT_MISMATCH
             stats = generate.Stats(prompt_tokens=len(prompt.ids), prompt_seconds=check.prompt_seconds)
             reply = generate.Generation(
-                check.seq, model.tokenizer, prompt.ids, check.logits, params, ctx=engine.ctx, limit=None if args.n < 0 else args.n,
+                drafted or check.seq, model.tokenizer, prompt.ids, check.logits, params, ctx=engine.ctx, limit=limit,
                 stop_ids=model.tokenizer.eog_ids, stops=args.stop, stats=stats,
             )
-            with closing(check.seq):
+            with closing(drafted or check.seq):
                 text = stream(reply, echo=not args.json)
-            report_gen(args, model, engine, check, reply, text, loading)
+            report_gen(args, model, engine, check, reply, text, loading, drafted.stats if drafted else None)
             return EXIT_INTERRUPTED if reply.reason == generate.INTERRUPTED else EXIT_OK
 
 
@@ -218,18 +222,19 @@ def stream(reply: Generation, echo: bool) -> str:
 
 
 def report_gen(args: argparse.Namespace, model: Model, engine: Engine, check: PrefillCheck, reply: Generation, text: str,
-               loading: float) -> None:
+               loading: float, rounds: Rounds | None = None) -> None:
     """The closing line, and the JSON object where it was asked for."""
     from .info import peak_memory
 
     stats, peak = reply.stats, peak_memory()
     say(f"prompt {stats.prompt_tokens} tokens, {stats.prompt_rate:.1f} tok/s | generated {stats.generated_tokens} tokens ({reply.reason}), "
-        f"{stats.rate:.1f} tok/s | load {loading:.2f} s | peak memory {amount(peak)}")
+        f"{stats.rate:.1f} tok/s{f' | {rounds.line()}' if rounds else ''} | load {loading:.2f} s | peak memory {amount(peak)}")
     if args.json:
         write_json({
             "model": model.name, "text": text, "ids": reply.ids, "reason": reply.reason, "gate": check.as_dict(), **stats.as_dict(),
             "load_seconds": round(loading, 4), "peak_memory_bytes": peak, "backend": engine.backend, "isa": engine.isa,
             "threads": engine.threads, "kv": engine.kv, "context": engine.ctx, "seed": args.seed, "temperature": args.temperature,
+            **({"speculation": {"k": args.spec, **rounds.as_dict()}} if rounds else {}),
         })
 
 

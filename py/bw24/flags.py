@@ -24,7 +24,8 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Flag:
-    """One setting. `type` is int, float, bool, str, `list` (repeatable strings) or `kv` (a KV format, or K/V of two).
+    """One setting. `type` is int, float, bool, str, `list` (repeatable strings), `kv` (a KV format, or K/V of two) or
+    `spec` (1..16, or off: 0).
 
     Names in `numbered` may carry a number (cuda:1). An option of a bool sets it to `sets`. `present` lists the values that work in this
     version; `absent` says what the others would need.
@@ -70,6 +71,8 @@ class Flag:
             return self._number(text)
         if self.type == "kv":
             return self._kv(text)
+        if self.type == "spec":
+            return self._spec(text)
         name, colon, number = text.partition(":")
         numbered = bool(colon) and name in self.numbered and number.isdigit()  # cuda:1, the second device
         if self.choices and text not in self.choices and not numbered:
@@ -98,6 +101,13 @@ class Flag:
                 raise Bw24Error(f"expected {KV_HELP}, found {text!r}")
         return text
 
+    def _spec(self, text: str) -> int:
+        if text == "auto":
+            raise Bw24Error("drafting as deep as pays is not in this version; give a number 1..16, or off")
+        if text != "off" and not (text.isdecimal() and int(text) <= 16):
+            raise Bw24Error(f"expected a number 1..16 or off, found {text!r}")
+        return 0 if text == "off" else int(text)
+
     def range(self) -> str:
         """The allowed numbers as text, with a space in front; empty where all are."""
         if self.low is None and self.high is None:
@@ -120,7 +130,7 @@ _SERVE = "test_server_app.py::test_settings_come_from_options_and_variables"
 GROUPS = {
     "prompt": ("prompt", "prompt_ids", "chat", "system"),
     "sampling": ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-                 "logit_bias", "seed", "stop"),
+                 "logit_bias", "seed", "stop", "spec"),
     "engine": ("weights", "threads", "ctx", "kv", "prefill"),
     "server": ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts"),
     "rollback seams (same bits, slower)": ("backend", "isa", "fuse", "repack"),
@@ -140,8 +150,8 @@ TABLE: tuple[Flag, ...] = (
          "FORMAT", shown_default="chosen from the model file", test=_ENGINE),
     Flag("kv_fp8", RUNTIME, bool, False, "1: FP8 (e4m3) KV cache", variable="BW24_KV_FP8", present=(False,),
          absent="the FP8 (e4m3) KV cache is not in this version; unset it, or choose --kv q8_0", test=_ABSENT),
-    Flag("spec_k", RUNTIME, int, 0, "draft tokens a round of speculative decoding", variable="BW24_SPEC_K", low=0, high=16, present=(0,),
-         absent="speculative decoding is not in this version; unset it, or set 0", test=_ABSENT),
+    Flag("spec", RUNTIME, "spec", 0, "tokens that the model's MTP block drafts a round, 1 to 16, or off; the text is the same", "--spec", None,
+         "BW24_SPEC_K", "K", shown_default="off", test="test_speculation.py::test_gen_reports_rounds"),
     Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast is not in this version",
          "--prefill", metavar="CLASS", choices=("exact", "fast"), present=("exact",),
          absent="the fast prefill class is not in this version; exact is the default", test=_ABSENT),

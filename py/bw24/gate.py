@@ -17,11 +17,12 @@ import numpy as np
 
 from . import sampling
 from .errors import Bw24Error
-from .generate import Progress, prefill
+from .generate import Generation, Progress, common_prefix, prefill
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .engine import Sequence as Timeline
+    from .speculate import Drafted
 
 Factory = Callable[..., "Engine"]  # makes an engine; keyword arguments override the settings in force
 
@@ -70,14 +71,17 @@ class PrefillCheck:
         }
 
 
-def verify_prefill(engine: Engine, ids: Sequence[int], seq: Timeline | None = None, progress: Progress | None = None) -> PrefillCheck:
+def verify_prefill(engine: Engine, ids: Sequence[int], seq: Timeline | None = None, progress: Progress | None = None,
+                   drafted: Drafted | None = None) -> PrefillCheck:
     """Append a prompt to `seq` (default: a new one), then run its last rows (at most 8) again one by one and compare all their logits.
 
-    The second run works on a fork, taken back to before those rows, so `seq` is left as the prompt left it.
+    The second run works on a fork, taken back to before those rows, so `seq` is left as the prompt left it. `drafted`: the prompt goes to
+    this timeline, which looks ahead; `seq` of the result is the trunk's part of it.
     """
-    seq = seq or engine.sequence()
+    seq = drafted.seq if drafted else seq or engine.sequence()
     started = time.perf_counter()
-    first = prefill(engine, seq, ids, min(REPLAYED_ROWS, len(ids), engine.max_rows), progress)
+    keep = min(REPLAYED_ROWS, len(ids), engine.max_rows)
+    first = drafted.prefill(ids, keep, progress) if drafted else prefill(engine, seq, ids, keep, progress)
     seconds = time.perf_counter() - started
     rows, start = len(first), seq.pos - len(ids)
     worst, equal, second = 0.0, True, None
@@ -204,6 +208,11 @@ class Equalities:
             yield f"isa {isa} = ref", lambda isa=isa: self.isa(isa)
         for kv in KV_FORMATS:
             yield f"KV {kv}: prefill = decode", lambda kv=kv: self.kv(kv)
+        model = getattr(self.engine, "model", None)
+        if model is not None and model.mtp is not None:
+            for name, temperature in (("greedy", 0.0), ("seeded at temperature 0.7", 0.7)):
+                params = sampling.SamplingParams(temperature=temperature, seed=7)
+                yield f"drafted K 1..8 = plain, {name}", lambda params=params: self.drafted(params)
         if self.full:
             yield "long prompt, past the sliding window: cut into 100 = whole", self.long_prompt
 
@@ -281,6 +290,28 @@ class Equalities:
             with foreign_float_environment():
                 found = self.engine.step([(seq, token, True) for token in self.ids[: self.engine.max_rows]])
         return compare(self.base[: len(found)], found), self.counted(len(found))
+
+    def drafted(self, params: sampling.SamplingParams) -> tuple[str | None, str]:
+        """Replies of 32 tokens with 1 to 8 drafts a round."""
+        from .speculate import Drafted
+
+        def reply(engine: Engine, k: int) -> tuple[list[int], list[int]]:
+            with contextlib.closing(Drafted(engine, k, params) if k else engine.sequence()) as seq:
+                logits = seq.prefill(self.ids)[-1] if k else seq.prefill(self.ids)
+                made = Generation(seq, None, self.ids, logits, params, ctx=engine.ctx, limit=32)
+                for _ in made:
+                    pass
+                return made.ids, [seq.stats.rounds, seq.stats.drafted, sum(seq.stats.accepted)] if k else []
+
+        with self.factory(draft=True) as engine:
+            plain, _ = reply(engine, 0)
+            sums = np.zeros(3, int)
+            for k in range(1, 9):
+                found, counts = reply(engine, k)
+                if found != plain:
+                    return f"K={k}: {common_prefix(found, plain)} of {len(plain)} tokens agree", ""
+                sums += counts
+        return None, f"8 x {len(plain)} tokens: {sums[0]} rounds, {sums[1]} drafted, {sums[2]} accepted"
 
     def reference(self) -> np.ndarray:
         """The plain C reference's rows of slow_ids."""

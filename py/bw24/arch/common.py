@@ -180,8 +180,8 @@ def mtp_block(b: ListBuilder, hp: Params) -> int | None:
 
 
 def mtp(b: ListBuilder, d: Dims, layer: Callable[[Dims, int], None]) -> None:
-    """The MTP list of a trunk of d.layers layers: `x` = eh_proj of [normed embedding of the row's token ; normed hidden row of the token
-    before it], one more layer, and a head that shares what the file does not give the block. `layer(dims, index)` appends a layer as the trunk's last."""
+    """The MTP list of a trunk of d.layers layers: `x` = eh_proj of [normed embedding of the row's token ; normed hidden row of the token before it],
+    one more layer, and a head that shares what the file does not give the block. `layer(dims, index)` appends a layer as the trunk's last."""
     p = f"blk.{d.layers}.nextn."
     own = lambda name, other: p + name if b.has(p + name) else other  # noqa: E731
     e, h = b.buf("e", d.width), b.buf("before", d.width)

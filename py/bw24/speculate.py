@@ -1,0 +1,150 @@
+"""Speculative decoding: the file's MTP block drafts tokens, the trunk judges them in one step. Owns the rounds and the block's timeline; knows no
+text and picks no token of the reply.
+
+A timeline that looks ahead has `pos` and `decode` like any other. Every row it gives is the trunk's own row after exactly those tokens, which has the
+same bits whatever stands behind it in its step, so a reply is that of plain decoding for every K, sampler, penalty and drafter. A draft is accepted
+where the caller's next token is the draft; drafts are picked by the reply's own sampler, with the same race at the same position.
+
+The block's row m takes token m and the trunk's hidden row m - 1 (zeros for m = 0). Rows of accepted drafts, which were made from the block's own
+hidden rows, are made again from the trunk's, so its keys and values are always those of the whole past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import sampling
+from .errors import Bw24Error
+from .generate import Progress, chunks
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+MAX_K = 16  # of the 32 rows that a recurrent state can be taken back
+
+
+@dataclass
+class Rounds:
+    """What drafting did. reached[i] counts rounds in which draft i was judged, accepted[i] those in which it was the next token."""
+
+    rounds: int = 0
+    drafted: int = 0
+    reached: list[int] = field(default_factory=lambda: [0] * MAX_K)
+    accepted: list[int] = field(default_factory=lambda: [0] * MAX_K)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures under the names of the JSON report."""
+        n = max((i + 1 for i, r in enumerate(self.reached) if r), default=0)
+        return {"rounds": self.rounds, "drafted": self.drafted, "accepted": sum(self.accepted), "tokens_per_round": round(self.tokens_per_round, 3),
+                "reached_by_position": self.reached[:n], "accepted_by_position": self.accepted[:n]}
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens that one step of the trunk gave on average; 0 before the first."""
+        return 1 + sum(self.accepted) / self.rounds if self.rounds else 0.0
+
+    def line(self) -> str:
+        """For the closing line of a reply."""
+        return f"{self.rounds} rounds, {sum(self.accepted)} of {self.drafted} drafts accepted, {self.tokens_per_round:.2f} tokens a round"
+
+
+class Drafted:
+    """A new timeline of `engine` (made with draft=True) that drafts k tokens a round, 1..16. `params`: the reply's sampler; `end`: most tokens that
+    the timeline will hold, where that is known. Raises Bw24Error."""
+
+    def __init__(self, engine: Engine, k: int, params: sampling.SamplingParams, end: int | None = None):
+        if not 1 <= k <= MAX_K:
+            raise Bw24Error(f"speculative decoding: expected 1..{MAX_K} drafts a round, found {k}")
+        if k + 1 > engine.max_rows:
+            raise Bw24Error(f"speculative decoding: {k} drafts need steps of {k + 1} rows, the engine's have at most {engine.max_rows}")
+        self.engine, self.k, self.params, self.end, self.stats = engine, k, params, end, Rounds()
+        self.pos = 0  # tokens the caller has given; the trunk's timeline may hold drafts after them
+        self.seq, self._mtp = engine.sequence(), engine.sequence("mtp")
+        self._last = np.zeros((1, engine.n_hidden), np.float32)  # the trunk's hidden row of token pos - 1
+        self._made = 0  # rows of the block made from the trunk's hidden rows
+        self._owed: list[tuple[int, np.ndarray]] = []  # those that follow: token, hidden row before it
+        self._ahead: list[int] = []  # drafts not yet judged, in self.seq after pos
+        self._at = 0  # the row in hand of the last step's
+        self._logits = self._hidden = np.empty((0, 0), np.float32)
+
+    def prefill(self, ids: Sequence[int], keep: int = 1, progress: Progress | None = None) -> np.ndarray:
+        """Append a prompt. Returns the logits of its last min(keep, n) tokens, f32 [rows, vocab]; keep <= engine.max_rows."""
+        self._take_back()
+        n, first = len(ids), max(len(ids) - keep, 0)
+        if not n:
+            raise Bw24Error("the prompt has no tokens; the model needs at least one")
+        for begin, end in [*(chunks(first, self.engine.max_rows, 1) if first else ()), (first, n)]:
+            logits, hidden = self.engine.step_hidden([(self.seq, token, True) for token in ids[begin:end]], logits=begin == first)
+            before = np.concatenate([self._last, hidden[:-1]])
+            self._owed += [(token, row) for token, row in zip(ids[begin:end], before, strict=True)]
+            self._pay()
+            self._last, self.pos = hidden[-1:], self.pos + end - begin
+            if progress:
+                progress(end, n)
+        return logits
+
+    def decode(self, token: int) -> np.ndarray:
+        """Append one token and return the logits after it, [n_vocab]."""
+        if self._ahead:
+            self.stats.reached[self._at] += 1
+        if self._ahead and self._ahead[0] == token:
+            self.stats.accepted[self._at] += 1
+            self._ahead.pop(0)
+            self._at += 1
+            self._owed.append((token, self._last[0]))
+        else:
+            self._round(token)
+        self._last = self._hidden[self._at : self._at + 1]
+        self.pos += 1
+        return self._logits[self._at]
+
+    def _round(self, token: int) -> None:
+        self._take_back()
+        room = min(self.engine.ctx, self.end or self.engine.ctx) - self.pos - 1
+        drafts = self._draft(token, min(self.k, room))
+        self._logits, self._hidden = self.engine.step_hidden([(self.seq, t, True) for t in (token, *drafts)])
+        self._ahead, self._at = drafts, 0
+        self.stats.rounds += 1
+        self.stats.drafted += len(drafts)
+
+    def _draft(self, token: int, k: int) -> list[int]:
+        """Up to k likely successors of `token`, which stands at pos."""
+        self._owed.append((token, self._last[0]))
+        if k < 1:
+            return []
+        logits, row = self._pay(want=True)
+        history, drafts = [*self.seq.tokens, token], []
+        for i in range(k):
+            drafts.append(sampling.sample(logits[0], self.params, history, self.pos + 1 + i))
+            history.append(drafts[-1])
+            if i + 1 < k:
+                logits, row = self.engine.step_hidden([(self._mtp, drafts[-1], True)], row)
+        self._mtp.truncate(self._made)
+        return drafts
+
+    def _pay(self, want: bool = False) -> tuple[np.ndarray | None, np.ndarray]:
+        """Make the block's rows that are owed; with `want`, returns logits and hidden row of the last."""
+        if self._mtp.pos > self._made:  # left by a round that was broken off
+            self._mtp.truncate(self._made)
+        while self._owed:
+            part = self._owed[: self.engine.max_rows]
+            last = len(part) == len(self._owed)
+            rows = [(self._mtp, token, want and last and i == len(part) - 1) for i, (token, _) in enumerate(part)]
+            out = self.engine.step_hidden(rows, np.stack([row for _, row in part]), logits=want and last)
+            del self._owed[: len(part)]
+            self._made += len(part)
+        return out
+
+    def _take_back(self) -> None:
+        """Leave no draft in the trunk's timeline."""
+        self._ahead = []
+        if self.seq.pos > self.pos and (at := self.seq.truncate(self.pos)) != self.pos:
+            raise Bw24Error(f"speculative decoding: the sequence went back to {at} instead of {self.pos}")
+
+    def close(self) -> None:
+        self.seq.close()
+        self._mtp.close()
