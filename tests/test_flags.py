@@ -82,7 +82,7 @@ def test_absent_features_are_errors(monkeypatch):
         monkeypatch.setenv(variable, "0")
         parsed(["threads"], [])
         monkeypatch.delenv(variable)
-    for name, value in {"prefill": "fast", "kv": "e4m3", "spec": "auto"}.items():
+    for name, value in {"prefill": "fast", "kv": "e4m3"}.items():
         with pytest.raises(Bw24Error, match="not in this version"):
             flags.BY_NAME[name].parse(value)
 

@@ -234,7 +234,7 @@ def report_gen(args: argparse.Namespace, model: Model, engine: Engine, check: Pr
             "model": model.name, "text": text, "ids": reply.ids, "reason": reply.reason, "gate": check.as_dict(), **stats.as_dict(),
             "load_seconds": round(loading, 4), "peak_memory_bytes": peak, "backend": engine.backend, "isa": engine.isa,
             "threads": engine.threads, "kv": engine.kv, "context": engine.ctx, "seed": args.seed, "temperature": args.temperature,
-            **({"speculation": {"k": args.spec, **rounds.as_dict()}} if rounds else {}),
+            **({"speculation": {"k": args.spec if args.spec > 0 else "auto", **rounds.as_dict()}} if rounds else {}),
         })
 
 

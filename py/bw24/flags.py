@@ -25,7 +25,7 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 @dataclass(frozen=True)
 class Flag:
     """One setting. `type` is int, float, bool, str, `list` (repeatable strings), `kv` (a KV format, or K/V of two) or
-    `spec` (1..16, or off: 0).
+    `spec` (1..16, or off: 0, auto: -1).
 
     Names in `numbered` may carry a number (cuda:1). An option of a bool sets it to `sets`. `present` lists the values that work in this
     version; `absent` says what the others would need.
@@ -102,11 +102,9 @@ class Flag:
         return text
 
     def _spec(self, text: str) -> int:
-        if text == "auto":
-            raise Bw24Error("drafting as deep as pays is not in this version; give a number 1..16, or off")
-        if text != "off" and not (text.isdecimal() and int(text) <= 16):
-            raise Bw24Error(f"expected a number 1..16 or off, found {text!r}")
-        return 0 if text == "off" else int(text)
+        if text not in ("off", "auto") and not (text.isdecimal() and int(text) <= 16):
+            raise Bw24Error(f"expected a number 1..16, auto or off, found {text!r}")
+        return {"off": 0, "auto": -1}.get(text) if not text.isdecimal() else int(text)
 
     def range(self) -> str:
         """The allowed numbers as text, with a space in front; empty where all are."""
@@ -150,8 +148,8 @@ TABLE: tuple[Flag, ...] = (
          "FORMAT", shown_default="chosen from the model file", test=_ENGINE),
     Flag("kv_fp8", RUNTIME, bool, False, "1: FP8 (e4m3) KV cache", variable="BW24_KV_FP8", present=(False,),
          absent="the FP8 (e4m3) KV cache is not in this version; unset it, or choose --kv q8_0", test=_ABSENT),
-    Flag("spec", RUNTIME, "spec", 0, "tokens that the model's MTP block drafts a round, 1 to 16, or off; the text is the same", "--spec", None,
-         "BW24_SPEC_K", "K", shown_default="off", test="test_speculation.py::test_gen_reports_rounds"),
+    Flag("spec", RUNTIME, "spec", 0, "tokens that the model's MTP block drafts a round: 1 to 16, auto (as many as pay) or off; the text is the same",
+         "--spec", None, "BW24_SPEC_K", "K", shown_default="off", test="test_speculation.py::test_gen_reports_rounds"),
     Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast is not in this version",
          "--prefill", metavar="CLASS", choices=("exact", "fast"), present=("exact",),
          absent="the fast prefill class is not in this version; exact is the default", test=_ABSENT),

@@ -19,12 +19,13 @@ import numpy as np
 
 from . import sampling
 from .errors import Bw24Error
-from .generate import Progress, chunks
+from .generate import Progress, chunks, now
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 MAX_K = 16  # of the 32 rows that a recurrent state can be taken back
+AUTO, AUTO_K = -1, 8  # as many drafts as pay, at most 8
 
 
 @dataclass
@@ -52,12 +53,53 @@ class Rounds:
         return f"{self.rounds} rounds, {sum(self.accepted)} of {self.drafted} drafts accepted, {self.tokens_per_round:.2f} tokens a round"
 
 
+class Depth:
+    """Drafts a round where they are not given: the number that promises most tokens a second, by what was measured in this reply."""
+
+    def __init__(self, top: int):
+        self.kept = [0.7] * top  # share of judged drafts accepted, by position; at the start, what an ordinary head does
+        self.draft: float | None = None  # seconds of one draft
+        self.steps: dict[int, float] = {}  # seconds of the trunk's step, by its rows
+        self._rounds = 0
+
+    def choose(self) -> int:
+        """Every 16th round is one deeper than the best, so that a depth given up is measured again."""
+        if self.draft is None:
+            return min(3, len(self.kept))
+        rates = [self.rate(k) for k in range(len(self.kept) + 1)]
+        best = rates.index(max(rates))
+        self._rounds += 1
+        return min(best + (self._rounds % 16 == 0), len(self.kept))
+
+    def rate(self, k: int) -> float:
+        """Tokens a second promised by k drafts. A width not measured costs what the next narrower one does (or wider, where none is), so that
+        it is tried."""
+        chain, tokens = 1.0, 1.0
+        for p in self.kept[:k]:
+            chain *= p
+            tokens += chain
+        width = max((w for w in self.steps if w <= k + 1), default=min(self.steps))
+        return tokens / (k * self.draft + self.steps[width])
+
+    def timed(self, k: int, drafting: float, step: float) -> None:
+        """What a round of k drafts took, seconds."""
+        if k:
+            self.draft = drafting / k if self.draft is None else 0.8 * self.draft + 0.2 * drafting / k
+        old = self.steps.get(k + 1, step)
+        self.steps[k + 1] = 0.8 * old + 0.2 * step
+
+    def judged(self, at: int, accepted: bool) -> None:
+        """Draft `at` of a round was the next token, or not."""
+        self.kept[at] = 0.9 * self.kept[at] + 0.1 * accepted
+
+
 class Drafted:
-    """A new timeline of `engine` (made with draft=True) that drafts k tokens a round, 1..16. `params`: the reply's sampler; `end`: most tokens that
-    the timeline will hold, where that is known. Raises Bw24Error."""
+    """A new timeline of `engine` (made with draft=True) that drafts k tokens a round, 1..16, or with AUTO as many as pay. `params`:
+    the reply's sampler; `end`: most tokens that the timeline will hold, where that is known. Raises Bw24Error."""
 
     def __init__(self, engine: Engine, k: int, params: sampling.SamplingParams, end: int | None = None):
-        if not 1 <= k <= MAX_K:
+        self.depth = Depth(min(AUTO_K, engine.max_rows - 1)) if k == AUTO else None
+        if not 1 <= k <= MAX_K and not self.depth:
             raise Bw24Error(f"speculative decoding: expected 1..{MAX_K} drafts a round, found {k}")
         if k + 1 > engine.max_rows:
             raise Bw24Error(f"speculative decoding: {k} drafts need steps of {k + 1} rows, the engine's have at most {engine.max_rows}")
@@ -91,6 +133,8 @@ class Drafted:
         """Append one token and return the logits after it, [n_vocab]."""
         if self._ahead:
             self.stats.reached[self._at] += 1
+            if self.depth:
+                self.depth.judged(self._at, self._ahead[0] == token)
         if self._ahead and self._ahead[0] == token:
             self.stats.accepted[self._at] += 1
             self._ahead.pop(0)
@@ -105,8 +149,12 @@ class Drafted:
     def _round(self, token: int) -> None:
         self._take_back()
         room = min(self.engine.ctx, self.end or self.engine.ctx) - self.pos - 1
-        drafts = self._draft(token, min(self.k, room))
+        began = now()
+        drafts = self._draft(token, min(self.depth.choose() if self.depth else self.k, room))
+        drafted = now()
         self._logits, self._hidden = self.engine.step_hidden([(self.seq, t, True) for t in (token, *drafts)])
+        if self.depth:
+            self.depth.timed(len(drafts), drafted - began, now() - drafted)
         self._ahead, self._at = drafts, 0
         self.stats.rounds += 1
         self.stats.drafted += len(drafts)
