@@ -12,6 +12,7 @@ struct AttendArgs {
     float *y;         /* [rows][heads][dim] */
     float *o;         /* split pieces: [rows][max_pieces][heads][dim] */
     float2 *nl;       /* split pieces: [rows][max_pieces][heads] (n, l) */
+    Acts xq;          /* q8_0 K: the queries quantised, [rows][heads * dim] */
     Acts yo;          /* quantised result; q NULL: not wanted */
     int heads, window, want, op, rows;
     int max_pieces;

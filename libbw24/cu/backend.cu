@@ -192,7 +192,7 @@ static int refuse(const bw_list *l, int op) {
     return bw_fail(BW24_E_UNSUPPORTED, "%s: backend cuda does not run this op yet; backend cpu does", label);
 }
 
-enum { NORM_MAX = 32768 };
+enum { NORM_MAX = 16384 };
 static int refuse_width(const bw_list *l, int op) {
     char label[256];
     bw_op_label(l, op, label, sizeof label);
@@ -245,6 +245,7 @@ static HeadChain *chain_of(HeadArgs *a, int *bufs, int buf) {
     if (a->n == 3) return NULL;
     bufs[a->n] = buf;
     a->c[a->n] = {};
+    a->c[a->n].buf = buf;
     return &a->c[a->n++];
 }
 static bool shape_chain(HeadChain *c, int heads, int dim) {
@@ -260,13 +261,14 @@ static bool chain_op(const bw_list *l, const RowOp &r, const bw_op *op, HeadArgs
         if (!c || c->norm || c->rot || c->append || !shape_chain(c, r.i[0], r.n / r.i[0])) return false;
         for (int i = 0; i < a->n; i++)
             if (op->buf[1] != op->buf[0] && bufs[i] == op->buf[1]) return false;
-        c->x = r.a; c->y = r.y; c->w = r.w; c->eps = r.f; c->norm = 1; c->l2 = r.i[1];
+        c->x = r.a; c->y = r.y; c->w = r.w; c->eps = r.f; c->norm = 1; c->l2 = r.i[1]; c->op = r.op;
         return true;
     }
     if (r.code == ROW_ROPE) {
         int half = r.i[2] / 2;
         if (!c || c->rot || c->append || !shape_chain(c, r.i[0], r.i[1]) || r.n != r.i[0] * r.i[1] || (!r.i[3] && (half % 32 || half > 128))) return false;
         if (!c->norm) c->x = r.y;
+        c->op = r.op;
         c->y = r.y; c->cs = r.cs; c->rot = r.i[2]; c->interleaved = r.i[3];
         return true;
     }
@@ -361,6 +363,15 @@ static int resolve_acts(bw24_model *m, bw_list *l) {
         int64_t w = l->bufs[x].width;
         if (s->acts[(size_t)x]) continue;
         int rc = model_alloc(m, (void **)&s->acts[(size_t)x], rows * (size_t)w + rows * (size_t)(w / 32) * 12, "quantised activations");
+        if (rc) return rc;
+    }
+    for (auto &c : s->steps) { /* queries over q8_0 keys */
+        if (c.kind != CU_ATTEND) continue;
+        const bw_op *op = &l->ops[c.first];
+        int q = op->buf[1], dim = l->kvs[op->kv].desc.dim;
+        int64_t w = l->bufs[q].width;
+        if (s->acts[(size_t)q] || cu_kv_place(&l->kvs[op->kv]).k != KV_Q8_0 || (dim != 64 && dim != 128 && dim != 256)) continue;
+        int rc = model_alloc(m, (void **)&s->acts[(size_t)q], rows * (size_t)w + rows * (size_t)(w / 32) * 12, "quantised queries");
         if (rc) return rc;
     }
     for (size_t i = 0; i < s->steps.size(); i++) {

@@ -65,11 +65,48 @@ __device__ __forceinline__ void quant_group(const Acts &o, int row, int group, i
     if (bits >= 0x7f800000u) { if (!lane) report_fault(fault, op); bits = 0; v = 0.0f; }
     bw_q8_scale(bits, &delta, &recip);
     int a = bw_q8_code(v, recip), half = __reduce_add_sync(lane < 16 ? 0xffffu : 0xffff0000u, a), sum = half + __shfl_xor_sync(~0u, half, 16);
-    int word = lane >> 2, place = word < 4 ? 2 * word : 2 * word - 7;
-    o.q[(size_t)row * o.cols + group * 32 + place * 4 + (lane & 3)] = (int8_t)a;
+    o.q[(size_t)row * o.cols + group * 32 + ((lane >> 2) < 4 ? 2 * (lane >> 2) : 2 * (lane >> 2) - 7) * 4 + (lane & 3)] = (int8_t)a;
     if (lane) return;
     size_t at = (size_t)group * o.ld + row;
     o.delta[at] = delta; o.sum[at] = (float)sum; o.low[at] = (float)half;
+}
+
+/* N <= 8 groups of 32 values at once, v[j] = this lane's column of group j; d and r: scale and reciprocal of group (lane % N), which lanes 0 .. N - 1
+ * compute, so that a division is done once a group and not once a lane */
+template <int N> __device__ __forceinline__ void quant_scales(float (&v)[N], int lane, float *d, float *r, int *fault, int op) {
+    uint32_t mine = 0;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        uint32_t bits = __reduce_max_sync(~0u, magnitude(v[j]));
+        if (bits >= 0x7f800000u) { if (!lane) report_fault(fault, op); bits = 0; v[j] = 0.0f; }
+        if (lane % N == j) mine = bits;
+    }
+    bw_q8_scale(mine, d, r);
+}
+/* code of this lane's value of group j, the sums of the first half and of the whole group */
+__device__ __forceinline__ int quant_code(float v, int j, float r, int lane, int *half, int *sum) {
+    int a = bw_q8_code(v, __shfl_sync(~0u, r, j)), h = __reduce_add_sync(lane < 16 ? 0xffffu : 0xffff0000u, a), first = __shfl_sync(~0u, h, 0);
+    *half = first;
+    *sum = first + __shfl_sync(~0u, h, 31);
+    return a;
+}
+__device__ __forceinline__ int code_place(int lane) { return ((lane >> 2) < 4 ? 2 * (lane >> 2) : 2 * (lane >> 2) - 7) * 4 + (lane & 3); }
+
+/* groups g0 .. g0 + N - 1 of a row; groups past the end of the row are left out */
+template <int N> __device__ __forceinline__ void quant_groups(const Acts &o, int row, int g0, int lane, float (&v)[N], int *fault, int op) {
+    float d, r;
+    int half = 0, sum = 0;
+    quant_scales<N>(v, lane, &d, &r, fault, op);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        int h, s, a = quant_code(v[j], j, r, lane, &h, &s);
+        if (lane == j) { half = h; sum = s; }
+        if ((g0 + j) * 32 < o.cols) o.q[(size_t)row * o.cols + (g0 + j) * 32 + code_place(lane)] = (int8_t)a;
+    }
+    if (lane < N && (g0 + lane) * 32 < o.cols) {
+        size_t at = (size_t)(g0 + lane) * o.ld + row;
+        o.delta[at] = d; o.sum[at] = (float)sum; o.low[at] = (float)half;
+    }
 }
 
 } // namespace bw

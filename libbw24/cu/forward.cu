@@ -57,10 +57,8 @@ static const CuMatrix *matrix_of(const bw_op *op) { return (const CuMatrix *)op-
 /* parts over one input; many rows go to the GEMM, or in eights where it does not fit the card */
 static void run_parts(Pass &p, const LinearKernels *k, LinearArgs a, bool glu, int n) {
     if (n > SMALL_ROWS && !glu && k->gemm_fits(*p.q)) {
-        LinearArgs one = a;
-        one.n_parts = 1;
-        one.rows = n;
-        for (int i = 0; i < a.n_parts; i++) { one.part[0] = a.part[i]; k->gemm(*p.q, one); }
+        a.rows = n;
+        k->gemm(*p.q, a);
         return;
     }
     Acts x = a.x, xo = a.xo;
@@ -149,7 +147,7 @@ static void run_norm(Pass &p, const bw_op *op, int index, const Acts &o, int n) 
     int segs = (a.n + 255) / 256;
     if (segs <= 16) launch(*p.q, k_norm_quant<1>, dim3((unsigned)n), 32 * segs, 0, a);
     else if (segs <= 32) launch(*p.q, k_norm_quant<2>, dim3((unsigned)n), 512, 0, a);
-    else launch(*p.q, k_norm_quant<8>, dim3((unsigned)n), 512, 0, a);
+    else launch(*p.q, k_norm_quant<4>, dim3((unsigned)n), 512, 0, a);
 }
 
 /* one row: the LINEARs normalise it themselves, if all of them can */
@@ -157,7 +155,7 @@ static bool norm_inside(const Pass &p, const bw_step *st, int n) {
     if (n != 1 || st->norm < 0) return false;
     for (int i = 0; i < st->n_lin; i++) {
         const CuMatrix *x = matrix_of(&p.l->ops[st->lin0 + i]);
-        if (!x->k || !x->k->takes_norm(x->segs)) return false;
+        if (!x->k || !x->k->takes_norm(*p.q, x->segs)) return false;
     }
     return true;
 }
@@ -211,9 +209,15 @@ static void run_rows(Pass &p, const CuStep &c) {
 }
 
 static void run_heads(Pass &p, const CuStep &c) {
-    const HeadArgs &a = p.s->heads[(size_t)c.rows_at];
+    HeadArgs a = p.s->heads[(size_t)c.rows_at];
     for (int i = c.first; i < c.first + c.n; i++)
         if (p.l->ops[i].code != BW_OP_KV_APPEND) p.quantised[(size_t)p.l->ops[i].buf[0]] = 0;
+    for (int i = 0; i < a.n; i++) { /* queries of q8_0 keys leave quantised as well */
+        size_t b = (size_t)a.c[i].buf;
+        if (a.c[i].append || !p.s->acts[b] || !(a.c[i].norm || a.c[i].rot)) continue;
+        a.c[i].o = acts_of(p, (int)b, p.rows.n);
+        p.quantised[b] = 1;
+    }
     launch(*p.q, k_heads, dim3((unsigned)p.rows.n, (unsigned)((a.heads + 3) / 4)), 128, 0, a, p.rows);
 }
 
@@ -244,6 +248,13 @@ static void run_attend(Pass &p, const CuStep &c) {
     a.o = p.s->pieces;
     a.nl = p.s->piece_nl;
     bool split = n <= p.s->split_rows;
+    int qb = op->buf[1], w = width_of(p, qb);
+    if (p.s->acts[(size_t)qb] && a.kv.k == KV_Q8_0) {
+        a.xq = acts_of(p, qb, n);
+        if (!p.quantised[(size_t)qb])
+            launch(*p.q, k_quant<false>, dim3((unsigned)((w / 32 + 7) / 8), (unsigned)n), 256, 0, (const float *)a.q, (const float *)NULL, (float *)NULL, a.xq, w, 0, p.rows.fault, c.first);
+        p.quantised[(size_t)qb] = 1;
+    }
     p.quantised[(size_t)out] = 0;
     if (!attend_fast(p, a, split)) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.rows);
     if (!split) return;

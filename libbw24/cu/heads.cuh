@@ -14,7 +14,8 @@ struct HeadChain {
     const float *w; /* [dim] or NULL */
     const float *cs; /* rotation table */
     float eps;
-    int heads, dim, norm, l2, rot, interleaved, append, op;
+    Acts o;         /* quantised result, [rows][heads * dim]; q NULL: not wanted */
+    int heads, dim, norm, l2, rot, interleaved, append, op, buf; /* buf: the buffer in the list */
     KvPlace kv;
 };
 struct HeadArgs { HeadChain c[3]; int n, heads; };

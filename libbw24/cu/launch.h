@@ -39,9 +39,9 @@ struct LinearKernels {
     const char *name;
     int unit;                                          /* bytes */
     bool (*gemm_fits)(const Queue &q);
-    bool (*takes_norm)(int segs);                      /* `small` of one row can do the NORM before it (LinearArgs.norm) */
+    bool (*takes_norm)(const Queue &q, int segs);      /* `small` of one row can do the NORM before it (LinearArgs.norm) */
     void (*small)(Queue &q, const LinearArgs &a, bool glu); /* rows <= 8 */
-    void (*gemm)(Queue &q, const LinearArgs &a);       /* one part, any rows; acts padded to 128 rows */
+    void (*gemm)(Queue &q, const LinearArgs &a);       /* any rows; acts padded to 128 rows */
     void (*embed)(Queue &q, const EmbedArgs &a, const StepRows &s);
     void (*pack)(Queue &q, const PackArgs &a);         /* NULL: the host makes the units */
 };

@@ -10,36 +10,46 @@ namespace bw {
 enum { RING_KB = 110, ACT_KB = 52 }; /* measured on the H200 (research/orders) */
 
 /* the widest block in equal rounds whose rings are at least two units deep and that fits */
-template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, const LinearArgs &a, int most) {
+template <class U, int R, bool GLU, bool STAGED> SmallShape small_shape(const Queue &q, int segs, size_t *bytes) {
     constexpr int T = GLU ? 4 : 2, reducers = R == 8 ? 4 : R == 4 ? 2 : 1, limit = small_threads<U, R, STAGED>() / 32 - reducers;
     SmallShape g = {};
-    if (most > limit) most = limit;
-    size_t bytes = 0;
-    for (; most > 0; most--) {
-        int rounds = (a.segs + most - 1) / most;
-        g.warps = (a.segs + rounds - 1) / rounds;
+    for (int most = limit < 16 ? limit : 16; most > 0; most--) {
+        int rounds = (segs + most - 1) / most;
+        g.warps = (segs + rounds - 1) / rounds;
         g.depth = RING_KB * 1024 / (g.warps * U::UNIT);
         if (g.depth < 2) g.depth = 2;
         if (g.depth > 64) g.depth = 64;
-        while (g.depth > 2 && small_shared<U>(R, T, STAGED, g, a.segs) > (size_t)q.shared_max) g.depth--;
-        bytes = small_shared<U>(R, T, STAGED, g, a.segs);
-        if (bytes <= (size_t)q.shared_max) break;
+        while (g.depth > 2 && small_shared<U>(R, T, STAGED, g, segs) > (size_t)q.shared_max) g.depth--;
+        *bytes = small_shared<U>(R, T, STAGED, g, segs);
+        if (*bytes <= (size_t)q.shared_max) break;
     }
+    return g;
+}
+
+template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, const LinearArgs &a) {
+    constexpr int reducers = R == 8 ? 4 : R == 4 ? 2 : 1;
+    size_t bytes = 0;
+    SmallShape g = small_shape<U, R, GLU, STAGED>(q, a.segs, &bytes);
     launch(q, k_linear_small<U, R, GLU, STAGED>, dim3((unsigned)(a.blocks < q.sms ? a.blocks : q.sms)), 32 * (g.warps + reducers), bytes, a, g);
 }
 
 inline bool acts_fit(int R, int segs) { return (size_t)R * segs * 352 <= (size_t)ACT_KB * 1024; }
 
-inline bool takes_norm(int segs) { return segs <= 32 && acts_fit(1, segs); }
+/* each warp of a block holds two segments of the row */
+template <class U> bool takes_norm(const Queue &q, int segs) {
+    size_t bytes;
+    if (!acts_fit(1, segs) || segs > 32) return false;
+    return 2 * (small_shape<U, 1, true, true>(q, segs, &bytes).warps + 1) >= segs && 2 * (small_shape<U, 1, false, true>(q, segs, &bytes).warps + 1) >= segs;
+}
 
 template <class U, bool GLU, bool MANY> void small_rows(Queue &q, const LinearArgs &a) {
-    if (a.rows <= 1 && acts_fit(1, a.segs)) return small_launch<U, 1, GLU, true>(q, a, 16);
+    if (a.rows <= 1 && acts_fit(1, a.segs)) return small_launch<U, 1, GLU, true>(q, a);
     if constexpr (MANY) {
-        if (a.rows <= 2 && acts_fit(2, a.segs)) return small_launch<U, 2, GLU, true>(q, a, 16);
-        if (a.rows <= 4 && acts_fit(4, a.segs)) return small_launch<U, 4, GLU, true>(q, a, 16);
+        if (a.rows <= 2 && acts_fit(2, a.segs)) return small_launch<U, 2, GLU, true>(q, a);
+        if (a.rows <= 4 && acts_fit(4, a.segs)) return small_launch<U, 4, GLU, true>(q, a);
     }
-    if (acts_fit(8, a.segs)) small_launch<U, 8, GLU, true>(q, a, 16);
-    else small_launch<U, 8, GLU, false>(q, a, 16);
+    if (acts_fit(8, a.segs)) small_launch<U, 8, GLU, true>(q, a);
+    else small_launch<U, 8, GLU, false>(q, a);
 }
 
 /* MANY: kernels of 2 and 4 row slots too */
@@ -51,7 +61,9 @@ template <class U, bool MANY> void linear_small(Queue &q, const LinearArgs &a, b
 template <class U> size_t gemm_bytes(const Queue &q) { return gemm_stages(q.shared_max) == 3 ? sizeof(GemmShared<U, 3>) : sizeof(GemmShared<U, 2>); }
 template <class U> bool gemm_fits(const Queue &q) { return gemm_bytes<U>(q) <= (size_t)q.shared_max; }
 template <class U> void linear_gemm(Queue &q, const LinearArgs &a) {
-    launch(q, k_linear_gemm<U>, dim3((unsigned)((a.rows + 127) / 128), (unsigned)((a.part[0].n + 127) / 128)), 256, gemm_bytes<U>(q), a);
+    int tiles = 0;
+    for (int i = 0; i < a.n_parts; i++) tiles += (a.part[i].n + 127) / 128;
+    launch(q, k_linear_gemm<U>, dim3((unsigned)((a.rows + 127) / 128), (unsigned)tiles), 256, gemm_bytes<U>(q), a);
 }
 template <class U> void linear_embed(Queue &q, const EmbedArgs &a, const StepRows &s) { launch(q, k_embed<U>, dim3((unsigned)s.n), 256, 0, a, s); }
 template <class U> void linear_pack(Queue &q, const PackArgs &a) {
@@ -59,7 +71,7 @@ template <class U> void linear_pack(Queue &q, const PackArgs &a) {
 }
 
 #define BW_LINEAR_KERNELS(name, U, many, pack) \
-    const LinearKernels name = {#U, U::UNIT, gemm_fits<U>, takes_norm, linear_small<U, many>, linear_gemm<U>, linear_embed<U>, pack};
+    const LinearKernels name = {#U, U::UNIT, gemm_fits<U>, takes_norm<U>, linear_small<U, many>, linear_gemm<U>, linear_embed<U>, pack};
 
 } // namespace bw
 #endif

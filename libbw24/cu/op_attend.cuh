@@ -83,20 +83,39 @@ template <int K, int V, int D, int NQ> __device__ __forceinline__ void place_que
 
 template <int K, int V, int D, int NQ> __device__ __forceinline__ bool load_queries(const AttendArgs &a, AttendShared<K, V, D, NQ> &sh, int lane) {
     bool bad = false;
+    if constexpr (K == KV_Q8_0) { /* made and checked by an earlier kernel */
+        constexpr int WORDS = D / 16;
 #pragma unroll
-    for (int q = 0; q < NQ; q++) {
-        bool have = sh.hi[q] > 0;
-        const float *x = a.q + ((size_t)sh.row[q] * a.heads + sh.head[q]) * D;
-#pragma unroll
-        for (int g = 0; g < D / 32; g++) {
-            float v = have ? __ldcg(x + g * 32 + lane) : 0.0f;
-            bad |= not_finite(v);
-            if (K != KV_Q8_0) { sh.q[g * 32 + lane][q] = v; continue; }
-            float delta, recip;
-            bw_q8_scale(__reduce_max_sync(~0u, magnitude(v)), &delta, &recip);
-            sh.code[q][q8_place(g * 32 + lane)] = (int8_t)bw_q8_code(v, recip);
-            if (!lane) sh.delta[g][q] = delta;
+        for (int i = 0; i < (NQ * WORDS + 31) / 32; i++) {
+            int k = i * 32 + lane, q = k / WORDS;
+            if (q < NQ) ((uint4 *)sh.code)[k] = __ldcg((const uint4 *)(a.xq.q + (size_t)sh.row[q] * a.xq.cols + sh.head[q] * D) + k % WORDS);
         }
+#pragma unroll
+        for (int i = 0; i < (NQ * D / 32 + 31) / 32; i++) {
+            int k = i * 32 + lane, q = k % NQ, g = k / NQ;
+            if (g < D / 32) sh.delta[g][q] = __ldcg(a.xq.delta + (size_t)(sh.head[q] * (D / 32) + g) * a.xq.ld + sh.row[q]);
+        }
+        __syncwarp();
+        return false;
+    }
+    constexpr int STEP = D == 256 ? 4 : NQ; /* queries whose loads are in flight together */
+#pragma unroll
+    for (int q0 = 0; q0 < NQ; q0 += STEP) {
+        float v[STEP][D / 32];
+#pragma unroll
+        for (int i = 0; i < STEP; i++) {
+            const float *x = a.q + ((size_t)sh.row[q0 + i] * a.heads + sh.head[q0 + i]) * D;
+            bool have = sh.hi[q0 + i] > 0;
+#pragma unroll
+            for (int g = 0; g < D / 32; g++) v[i][g] = have ? __ldcg(x + g * 32 + lane) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < STEP; i++)
+#pragma unroll
+            for (int g = 0; g < D / 32; g++) {
+                bad |= not_finite(v[i][g]);
+                sh.q[g * 32 + lane][q0 + i] = v[i][g];
+            }
     }
     __syncwarp();
     return bad;

@@ -28,12 +28,13 @@ template <int N> __device__ __forceinline__ void cp_wait() { asm volatile("cp.as
 /* stage k = (segment k / 2, half k % 2); the raw scales of the next segment travel with a first half */
 template <class U, int STAGES> struct GemmLoad {
     const LinearArgs &a;
+    const LinearPart &part;
     GemmShared<U, STAGES> &sh;
     int tile0, row0, tiles;
     typedef GemmShared<U, STAGES> Sh;
     __device__ __forceinline__ const uint8_t *unit(int t, int seg) const {
         int tile = min(tile0 + t, tiles - 1);
-        return a.part[0].w + ((size_t)tile * a.segs + seg) * U::UNIT;
+        return part.w + ((size_t)tile * a.segs + seg) * U::UNIT;
     }
     __device__ __forceinline__ void scales(int seg) {
         constexpr int N = U::SCALE / 16;
@@ -157,7 +158,10 @@ template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(Linea
     constexpr int STAGES = GEMM_STAGES;
     extern __shared__ __align__(16) uint8_t raw[];
     GemmShared<U, STAGES> &sh = *(GemmShared<U, STAGES> *)raw;
-    GemmLoad<U, STAGES> ld = {a, sh, (int)blockIdx.y * 8, (int)blockIdx.x * GEMM_TILE, 2 * a.part[0].blocks};
+    int tile_y = blockIdx.y, k_part = 0;
+    while (k_part + 1 < a.n_parts && tile_y >= (a.part[k_part].n + 127) / 128) tile_y -= (a.part[k_part++].n + 127) / 128;
+    const LinearPart &part = a.part[k_part];
+    GemmLoad<U, STAGES> ld = {a, part, sh, tile_y * 8, (int)blockIdx.x * GEMM_TILE, 2 * part.blocks};
     const int stages = 2 * a.segs;
     pdl_trigger();
     pdl_wait();
@@ -188,8 +192,8 @@ template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(Linea
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int out = blockIdx.y * 128 + wm * 32 + m * 16 + (lane >> 2) + 8 * (i >> 1), row = blockIdx.x * 128 + wn * 64 + n * 8 + 2 * (lane & 3) + (i & 1);
-                if (out < a.part[0].n && row < a.rows) linear_store(a.part[0], row, out, y[m][n][i]);
+                int out = tile_y * 128 + wm * 32 + m * 16 + (lane >> 2) + 8 * (i >> 1), row = blockIdx.x * 128 + wn * 64 + n * 8 + 2 * (lane & 3) + (i & 1);
+                if (out < part.n && row < a.rows) linear_store(part, row, out, y[m][n][i]);
             }
 }
 

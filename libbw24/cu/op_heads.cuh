@@ -72,6 +72,13 @@ static __global__ void __launch_bounds__(128) k_heads(HeadArgs a, StepRows s) {
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (i * 32 < c.dim) c.y[at + i * 32] = v[i];
+    if (c.o.q) {
+        Acts o = c.o;
+        o.cols = c.dim; /* a head's groups are numbered from its first; codes lie row by row */
+        o.q += (size_t)row * (c.o.cols - c.dim) + head * c.dim;
+        o.delta += (size_t)(head * c.dim / 32) * o.ld; o.sum += (size_t)(head * c.dim / 32) * o.ld; o.low += (size_t)(head * c.dim / 32) * o.ld;
+        quant_groups<8>(o, row, 0, lane, v, s.fault, c.op);
+    }
     if (c.append) head_append(c, s, row, head, v, lane);
 }
 

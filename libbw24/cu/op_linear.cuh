@@ -189,45 +189,53 @@ template <int R> __device__ __forceinline__ void unit_store(float *ps, int lane,
 /* row 0 of the staged activations from a NORM; sq: scratch of one float a segment. op_rows.cuh has the same for many rows. */
 __device__ __forceinline__ void stage_norm(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low, float *sq) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, n = a.x.cols;
-    float w[2][8];
+    constexpr int HOLD = 2; /* segments a warp keeps in registers (32 at most, 17 warps) */
+    float w[8], v[HOLD][8]; /* weights of the first: they come while the block waits */
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        int c = (warp + (i >> 3) * warps) * 256 + (i & 7) * 32 + lane;
-        w[i >> 3][i & 7] = a.norm.w && c < n ? __ldg(a.norm.w + c) : 1.0f;
-    }
+    for (int j = 0; j < 8; j++) w[j] = a.norm.w ? __ldg(a.norm.w + min(warp * 256 + j * 32 + lane, n - 1)) : 1.0f;
     pdl_wait();
-    for (int seg = warp; seg < a.segs; seg += warps) {
+#pragma unroll
+    for (int i = 0; i < HOLD; i++) {
         float p = 0.0f;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            int c = seg * 256 + j * 32 + lane;
-            float v = c < n ? __ldcg(a.norm.x + c) : 0.0f;
-            p = fmaf(v, v, p);
+            int c = (warp + i * warps) * 256 + j * 32 + lane;
+            float x = __ldcg(a.norm.x + min(c, n - 1));
+            v[i][j] = c < n ? x : 0.0f;
         }
+#pragma unroll
+        for (int j = 0; j < 8; j++) p = fmaf(v[i][j], v[i][j], p);
         p = warp_tree(p);
-        if (!lane) sq[seg] = p;
+        if (!lane && warp + i * warps < a.segs) sq[warp + i * warps] = p;
     }
     __syncthreads();
     float total = 0.0f;
 #pragma unroll 8
     for (int s = 0; s < a.segs; s++) total = total + sq[s];
     const float r = 1.0f / sqrtf((a.norm.l2 ? total : total / (float)n) + a.norm.eps);
-    const int word = lane >> 2, place = (word < 4 ? 2 * word : 2 * word - 7) * 4 + (lane & 3);
-    for (int seg = warp, i = 0; seg < a.segs; seg += warps, i++)
+#pragma unroll
+    for (int i = 0; i < HOLD; i++) {
+        int seg = warp + i * warps, half = 0, all = 0;
+        if (seg >= a.segs) continue;
+        float d, rec;
+        if (i && a.norm.w)
+#pragma unroll
+            for (int j = 0; j < 8; j++) w[j] = __ldg(a.norm.w + min(seg * 256 + j * 32 + lane, n - 1));
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            int g = seg * 8 + j, c = g * 32 + lane;
-            if (g * 32 >= n) continue;
-            float v = __ldcg(a.norm.x + c) * r, d, recip;
-            if (a.norm.w) v = v * (i == 0 ? w[0][j] : i == 1 ? w[1][j] : __ldg(a.norm.w + c));
-            if (!blockIdx.x) a.norm.y[c] = v;
-            uint32_t bits = __reduce_max_sync(~0u, magnitude(v));
-            if (bits >= 0x7f800000u) { if (!lane) report_fault(a.fault, a.norm.op); bits = 0; v = 0.0f; }
-            bw_q8_scale(bits, &d, &recip);
-            int q = bw_q8_code(v, recip), h = __reduce_add_sync(lane < 16 ? 0xffffu : 0xffff0000u, q), all = h + __shfl_xor_sync(~0u, h, 16);
-            codes[g * 32 + place] = (uint8_t)(int8_t)q;
-            if (!lane) { delta[g] = d; sum[g] = (float)all; low[g] = (float)h; }
+            int c = seg * 256 + j * 32 + lane;
+            v[i][j] = a.norm.w ? (v[i][j] * r) * w[j] : v[i][j] * r;
+            if (!blockIdx.x && c < n) a.norm.y[c] = v[i][j];
         }
+        quant_scales<8>(v[i], lane, &d, &rec, a.fault, a.norm.op);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int h, s, q = quant_code(v[i][j], j, rec, lane, &h, &s);
+            if (lane == j) { half = h; all = s; }
+            codes[(seg * 8 + j) * 32 + code_place(lane)] = (uint8_t)(int8_t)q;
+        }
+        if (lane < 8 && (seg * 8 + lane) * 32 < n) { delta[seg * 8 + lane] = d; sum[seg * 8 + lane] = (float)all; low[seg * 8 + lane] = (float)half; }
+    }
     for (int g = n / 32 + threadIdx.x; g < a.segs * 8; g += blockDim.x) delta[g] = sum[g] = low[g] = 0.0f;
 }
 

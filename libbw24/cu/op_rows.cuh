@@ -53,16 +53,18 @@ template <int SEGS> __global__ void __launch_bounds__(512) k_norm_quant(NormArgs
     for (int s = 0; s < S; s++) total = total + part[s];
     float r = 1.0f / sqrtf((a.l2 ? total : total / (float)a.n) + a.eps);
 #pragma unroll
-    for (int i = 0; i < SEGS; i++)
+    for (int i = 0; i < SEGS; i++) {
+        int seg = warp + i * warps;
+        if (seg >= S) continue;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            int g = (warp + i * warps) * 8 + j, c = g * 32 + lane;
-            if (g * 32 >= a.n) continue;
+            int c = seg * 256 + j * 32 + lane;
             float wc = SEGS <= 2 ? w[SEGS > 2 ? 0 : i][j] : a.w && c < a.n ? __ldg(a.w + c) : 1.0f;
-            float y = a.w ? (v[i][j] * r) * wc : v[i][j] * r;
-            if (a.y && c < a.n) a.y[(size_t)row * a.n + c] = y;
-            if (a.o.q) quant_group(a.o, row, g, lane, y, a.fault, a.op);
+            v[i][j] = a.w ? (v[i][j] * r) * wc : v[i][j] * r;
+            if (a.y && c < a.n) a.y[(size_t)row * a.n + c] = v[i][j];
         }
+        if (a.o.q) quant_groups<8>(a.o, row, seg * 8, lane, v[i], a.fault, a.op);
+    }
 }
 
 /* quantise [rows][n]; GLU: of act(x) * up, which is written to y as well. One warp a group of 32; n need not be a multiple of it for GLU without o. */
