@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Speed of backend cuda on one model: load, prefill, steps of several widths, at a depth. Writes JSON lines; judges nothing.
+
+Steps are whole ones as a caller sees them: rows up, one graph, the likeliest tokens down."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
+
+from bw24 import abi  # noqa: E402
+from bw24.engine import Engine  # noqa: E402
+from bw24.source import open_model  # noqa: E402
+
+
+def median(f: Callable[[], None], n: int, warm: int = 4) -> float:
+    """Median seconds of n calls after some that do not count."""
+    times = []
+    for i in range(n + warm):
+        began = time.perf_counter()
+        f()
+        if i >= warm:
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def read_bytes(model) -> int:
+    """Weight bytes that a step of one row reads: everything but an untied embedding."""
+    tensors = model.file.tensors
+    return sum(t.nbytes for name, t in tensors.items() if name != "token_embd.weight" or "output.weight" not in tensors)
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("model")
+    p.add_argument("--kv", default="q8_0/q5_1")
+    p.add_argument("--backend", default="cuda")
+    p.add_argument("--rows", default="1,2,3,4,5,6,7,8,9,12,16,32", help="widths of the steps, the first is the base of `ratio`")
+    p.add_argument("--depths", default="128", help="tokens in the cache before the steps, ascending")
+    p.add_argument("--prefill", default="512,2048")
+    p.add_argument("--wall", type=float, default=4650, help="read bandwidth of the device in GB/s")
+    p.add_argument("-o", "--output", help="file to append the lines to")
+    return p.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    numbers = lambda text: [int(n) for n in text.split(",") if n]  # noqa: E731
+    depths = numbers(args.depths)
+
+    def row(what: str, **facts: object) -> None:
+        revision = abi.ffi.string(abi.lib().bw24_version()).decode()
+        line = json.dumps({"revision": revision, "model": Path(args.model).name, "kv": args.kv, "what": what, **facts})
+        print(line, flush=True)
+        if args.output:
+            with open(args.output, "a", encoding="utf-8") as f:
+                f.write(line + "\n")
+
+    began = time.perf_counter()
+    with open_model(args.model) as model:
+        context = min(model.context_length, max(depths) + 4096)
+        with Engine(model, backend=args.backend, kv=args.kv, ctx=context, max_rows=2048) as engine:
+            memory = engine.memory()
+            row("load", device=engine.device, seconds=round(time.perf_counter() - began, 2), weights=memory["weights"], work=memory["work"])
+            gb = read_bytes(model) / 1e9
+            ids = np.random.default_rng(1).integers(0, 250, max(depths) + 2048).tolist()
+
+            def prefill(n: int) -> None:
+                with engine.sequence() as s:
+                    engine.step([(s, t, i == n - 1) for i, t in enumerate(ids[:n])])
+
+            for n in numbers(args.prefill):
+                seconds = median(lambda n=n: prefill(n), 5, 1)
+                row("prefill", rows=n, ms=round(seconds * 1e3, 2), tok_s=round(n / seconds))
+            with engine.sequence() as s:
+
+                def step(w: int) -> None:
+                    at = s.pos
+                    engine.step_greedy([(s, ids[i], True) for i in range(w)])
+                    s.truncate(at)
+
+                for depth in depths:
+                    s.prefill(ids[s.pos : depth], "none")
+                    base = None
+                    for w in numbers(args.rows):
+                        seconds = median(lambda w=w: step(w), 24)
+                        base = base or seconds
+                        row("step", depth=depth, rows=w, us=round(seconds * 1e6, 1), ratio=round(seconds / base, 3), gb=round(gb, 3),
+                            wall_pct=round(100 * gb / seconds / args.wall, 1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
