@@ -70,7 +70,10 @@ def build(number: int) -> Path:
     """The library with fault `number`. Only the file that holds it is compiled; the other objects are the ordinary build's."""
     if not shutil.which("make") or not (ROOT / "Makefile").is_file():
         pytest.skip("no make, or no source tree")
-    run = subprocess.run(["make", "-s", "lib", f"FAULT={number}", f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    flags = ROOT / "build" / "obj" / "flags"
+    cuda = int(flags.is_file() and "-DBW24_CUDA" in flags.read_text(encoding="utf-8"))  # as the objects that are there
+    command = ["make", "-s", "lib", f"FAULT={number}", f"CUDA={cuda}", f"PYTHON={sys.executable}"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     found = list(ROOT.glob(f"build/*/fault{number}/libbw24.so"))
     assert len(found) == 1, found
@@ -89,6 +92,13 @@ def turns_red(gate: str, library: Path, tests: str | None = None) -> bool:
         return True
     assert code in (0, 1) or code < 0 or code > 128, f"{gate} did not run: exit code {code}"
     return code != 0
+
+
+def library_file() -> Path:
+    """The file of the library under test."""
+    abi.lib()
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return Path(next(line.split()[-1] for line in maps if line.rstrip().endswith("libbw24.so")))
 
 
 def table(results: dict[int, dict[str, bool]]) -> str:
@@ -123,6 +133,9 @@ def test_quick_faults(number):
 def test_every_fault_is_caught(pytestconfig):
     if not pytestconfig.getoption("--faults"):
         pytest.skip("--faults runs all of them")
+    ordinary = library_file()
+    for gate in GATES:
+        assert not turns_red(gate, ordinary), f"{gate} is red without a fault, so it shows nothing"
     results, problems = {}, []
     for number, fault in FAULTS.items():
         library = build(number)

@@ -87,7 +87,7 @@ def random_case(rng: np.random.Generator) -> tuple[np.ndarray, SamplingParams, l
 def test_random_cases_equal_the_definition():
     rng = np.random.default_rng(20)
     tokens = set()
-    for case in range(600):
+    for case in range(400):
         logits, p, history, position, allowed = random_case(rng)
         mask = mask_of(allowed, len(logits)) if allowed else None
         want = expected(logits, p, history, position, allowed or list(range(len(logits))))
