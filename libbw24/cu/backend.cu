@@ -50,7 +50,8 @@ static int open_error(cudaError_t e, int index) {
     cudaGetLastError();
     if (!driver) return bw_fail(BW24_E_DEVICE, "no CUDA device: there is no NVIDIA driver on this machine");
     if (e == cudaErrorInsufficientDriver)
-        return bw_fail(BW24_E_DEVICE, "the NVIDIA driver is too old: it has CUDA %d.%d, this build needs %d.%d", driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        return bw_fail(BW24_E_DEVICE, "the NVIDIA driver is too old: it has CUDA %d.%d, this build needs %d.%d", driver / 1000, driver % 1000 / 10,
+               runtime / 1000, runtime % 1000 / 10);
     if (e == cudaErrorNoDevice) return bw_fail(BW24_E_DEVICE, "no CUDA device: the NVIDIA driver finds none");
     return bw_fail(BW24_E_DEVICE, "CUDA device %d cannot be used: %s", index, cudaGetErrorString(e));
 }

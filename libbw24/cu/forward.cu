@@ -252,7 +252,8 @@ static void run_attend(Pass &p, const CuStep &c) {
     if (p.s->acts[(size_t)qb] && a.kv.k == KV_Q8_0) {
         a.xq = acts_of(p, qb, n);
         if (!p.quantised[(size_t)qb])
-            launch(*p.q, k_quant<false>, dim3((unsigned)((w / 32 + 7) / 8), (unsigned)n), 256, 0, (const float *)a.q, (const float *)NULL, (float *)NULL, a.xq, w, 0, p.rows.fault, c.first);
+            launch(*p.q, k_quant<false>, dim3((unsigned)((w / 32 + 7) / 8), (unsigned)n), 256, 0, (const float *)a.q, (const float *)NULL,
+                   (float *)NULL, a.xq, w, 0, p.rows.fault, c.first);
         p.quantised[(size_t)qb] = 1;
     }
     p.quantised[(size_t)out] = 0;
@@ -296,7 +297,8 @@ static int run_steps(Pass &p, bool eager) {
     }
     int vocab = width_of(p, p.l->logits);
     if (p.rows.n_want)
-        launch(*p.q, k_finish, dim3((unsigned)(vocab + 4095) / 4096, (unsigned)p.rows.n_want), 256, 0, (const float *)buf_of(p, p.l->logits), vocab, p.rows.best, p.rows.fault, p.l->n_ops - 1);
+        launch(*p.q, k_finish, dim3((unsigned)(vocab + 4095) / 4096, (unsigned)p.rows.n_want), 256, 0, (const float *)buf_of(p, p.l->logits), vocab,
+               p.rows.best, p.rows.fault, p.l->n_ops - 1);
     return 0;
 }
 
@@ -329,7 +331,8 @@ static int fill_rows(bw24_model *m, CuModel *s, const bw_batch *b, StepRows *out
     }
     const ptrdiff_t d = s->step_dev - h;
     auto dev = [&](const int *p) { return (const int *)((const uint8_t *)p + d); };
-    *out = {(int *)s->step_dev, (unsigned long long *)(s->step_dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table), dev(want_table), (uint8_t *const *)(s->step_dev + at_pages), b->n, b->want.n};
+    *out = {(int *)s->step_dev, (unsigned long long *)(s->step_dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table),
+           dev(want_table), (uint8_t *const *)(s->step_dev + at_pages), b->n, b->want.n};
     return 0;
 }
 

@@ -17,7 +17,9 @@ enum KvFormat { KV_F32, KV_F16, KV_Q8_0, KV_Q5_1, KV_E4M3 };
 constexpr int PIECE = 64;
 enum { ATTEND_MAX_DIM = 1024 };
 
-__host__ __device__ constexpr int kv_bytes(int f, int d) { return f == KV_Q8_0 ? PIECE * d / 32 * 34 : f == KV_Q5_1 ? PIECE * d / 32 * 24 : PIECE * d * (f == KV_F32 ? 4 : f == KV_F16 ? 2 : 1); }
+__host__ __device__ constexpr int kv_bytes(int f, int d) {
+    return f == KV_Q8_0 ? PIECE * d / 32 * 34 : f == KV_Q5_1 ? PIECE * d / 32 * 24 : PIECE * d * (f == KV_F32 ? 4 : f == KV_F16 ? 2 : 1);
+}
 
 /* one layer's cache inside the pages of its class */
 struct KvPlace {

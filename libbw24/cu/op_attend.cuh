@@ -69,7 +69,8 @@ template <int K, int V, int D, int NQ> struct alignas(16) AttendShared {
 /* a tile: queries q = (row r0 + q / per, head h0 + q % per), rows of one sequence in order */
 struct AttendTile { int r0, rows, h0, per; };
 
-template <int K, int V, int D, int NQ> __device__ __forceinline__ void place_queries(const AttendArgs &a, const StepRows &s, const AttendTile &t, AttendShared<K, V, D, NQ> &sh, int lane) {
+template <int K, int V, int D, int NQ>
+__device__ __forceinline__ void place_queries(const AttendArgs &a, const StepRows &s, const AttendTile &t, AttendShared<K, V, D, NQ> &sh, int lane) {
     if (lane < NQ) {
         bool have = lane / t.per < t.rows;
         int row = have ? t.r0 + lane / t.per : t.r0, end = (a.want ? s.want_pos[row] : s.pos[row]) + 1;
@@ -299,7 +300,8 @@ __device__ __forceinline__ int same_table(const AttendArgs &a, const StepRows &s
 }
 
 /* (n, l) of every query for piece b; the keys that some query sees; true where queries differ in what they see */
-template <int K, int V, int D, int NQ> __device__ __forceinline__ bool softmax_all(AttendShared<K, V, D, NQ> &sh, int b, int lane, float2 (&nl)[NQ], int *from, int *to, bool *bad) {
+template <int K, int V, int D, int NQ> __device__ __forceinline__ bool softmax_all(AttendShared<K, V, D, NQ> &sh, int b, int lane, float2 (&nl)[NQ],
+       int *from, int *to, bool *bad) {
     bool edge = false;
     *from = PIECE;
     *to = 0;
@@ -318,7 +320,8 @@ template <int K, int V, int D, int NQ> __device__ __forceinline__ bool softmax_a
 }
 
 /* a piece's results to memory */
-template <int K, int V, int D, int NQ> __device__ __forceinline__ void split_store(const AttendArgs &a, const AttendShared<K, V, D, NQ> &sh, int b, int lane, const float2 (&nl)[NQ],
+template <int K, int V, int D, int NQ>
+__device__ __forceinline__ void split_store(const AttendArgs &a, const AttendShared<K, V, D, NQ> &sh, int b, int lane, const float2 (&nl)[NQ],
                                                                                    const float (&o)[AttendShare<D, NQ>::QL][AttendShare<D, NQ>::QUADS][4]) {
     typedef AttendShare<D, NQ> A;
     const int qa = D >= 128 ? 0 : (lane >> 4) * A::QL, ca = D >= 128 ? lane : lane & 15;
@@ -356,7 +359,8 @@ template <int K, int V, int D, int NQ> __device__ __forceinline__ bool loop_stor
 
 /* pieces first, first + step, ... of the tile. The next piece's K arrives while V is worked on, its V while its scores are made. */
 template <int K, int V, int D, int NQ, bool SPLIT>
-__device__ __forceinline__ void attend_tile(const AttendArgs &a, const StepRows &s, const AttendTile &t, int kvh, int first, int step, AttendShared<K, V, D, NQ> &sh, int lane, bool &waited, int &phase) {
+__device__ __forceinline__ void attend_tile(const AttendArgs &a, const StepRows &s, const AttendTile &t, int kvh, int first, int step,
+       AttendShared<K, V, D, NQ> &sh, int lane, bool &waited, int &phase) {
     typedef AttendShare<D, NQ> A;
     place_queries<K, V, D, NQ>(a, s, t, sh, lane);
     const int b1 = (sh.hi[(t.rows - 1) * t.per] - 1) / PIECE, b0 = sh.lo[0] / PIECE + first; /* the first row sees the earliest, the last the latest key */

@@ -239,6 +239,20 @@ __device__ __forceinline__ void stage_norm(const LinearArgs &a, uint8_t *codes, 
     for (int g = n / 32 + threadIdx.x; g < a.segs * 8; g += blockDim.x) delta[g] = sum[g] = low[g] = 0.0f;
 }
 
+/* R rows of activations into shared memory */
+template <int R, Form F> __device__ __forceinline__ void stage_acts(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low) {
+    const int cols = a.x.cols, chunks = cols / 16, pitch = a.segs * 256 + 32;
+    for (int i = threadIdx.x; i < R * chunks; i += blockDim.x)
+        *(uint4 *)(codes + i / chunks * pitch + i % chunks * 16) = __ldcg((const uint4 *)(a.x.q + (size_t)(i / chunks) * cols) + i % chunks);
+    for (int i = threadIdx.x; i < a.segs * 8 * R; i += blockDim.x) {
+        int gr = i / R, ok = gr < cols / 32;
+        size_t at = (size_t)gr * a.x.ld + i % R;
+        delta[i] = ok ? __ldcg(a.x.delta + at) : 0.0f;
+        if (F == FORM_S1M || F == FORM_S2M) sum[i] = ok ? __ldcg(a.x.sum + at) : 0.0f;
+        if (F == FORM_S2M) low[i] = ok ? __ldcg(a.x.low + at) : 0.0f;
+    }
+}
+
 struct SmallShape {
     int warps; /* consumer warps = segments in flight */
     int depth; /* units of a warp's ring */
@@ -301,18 +315,7 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
     const bool norm = R == 1 && STAGED && a.norm.x;
     if (norm) stage_norm(a, codes, delta, sum, low, parts);
     else pdl_wait();
-    if (STAGED && !norm) {
-        int cols = a.x.cols, chunks = cols / 16;
-        for (int i = threadIdx.x; i < R * chunks; i += blockDim.x)
-            *(uint4 *)(codes + i / chunks * (S * 256 + 32) + i % chunks * 16) = __ldcg((const uint4 *)(a.x.q + (size_t)(i / chunks) * cols) + i % chunks);
-        for (int i = threadIdx.x; i < S * 8 * R; i += blockDim.x) {
-            int gr = i / R, ok = gr < cols / 32;
-            size_t at = (size_t)gr * a.x.ld + i % R;
-            delta[i] = ok ? __ldcg(a.x.delta + at) : 0.0f;
-            if (U::FORM == FORM_S1M || U::FORM == FORM_S2M) sum[i] = ok ? __ldcg(a.x.sum + at) : 0.0f;
-            if (U::FORM == FORM_S2M) low[i] = ok ? __ldcg(a.x.low + at) : 0.0f;
-        }
-    }
+    if (STAGED && !norm) stage_acts<R, U::FORM>(a, codes, delta, sum, low);
     __syncthreads();
     int buf = 0, phase = 0;
     if (warp < W) {
