@@ -152,7 +152,7 @@ ASAN := $(shell $(CC) -print-file-name=libasan.so):$(shell $(CC) -print-file-nam
 sanitize: all ## the C tests, then whole models from Python, under the address and undefined-behaviour sanitizers
 	@$(PYTHON) scripts/python_env.py installed test || $(PIP) --editable '.[test]'
 	@$(MAKE) --no-print-directory $(JOBS) SAN=1 CUDA=0 ctest lib
-	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 BW24_LIBRARY=build/san/libbw24.so $(PYTEST) $(SANITIZED)
+	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8 BW24_LIBRARY=build/san/libbw24.so $(PYTEST) $(SANITIZED)
 
 lint: ## ruff, and the limits on the length of files and functions
 	@$(PYTHON) -m ruff --version >/dev/null 2>&1 || $(PIP) 'ruff>=0.5'
