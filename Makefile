@@ -112,9 +112,11 @@ $(BUILD)/revision: FORCE
 	@$(PYTHON) scripts/python_env.py revision > $@.new; $(WRITE_IF_NEW)
 
 # ---- tests
+CUDA_HOME := $(dir $(realpath $(BW24_NVCC)))..
+CUDART = $(firstword $(wildcard $(foreach d,$(CUDA_HOME) /usr/local/cuda,$(d)/lib64/libcudart_static.a $(d)/lib/libcudart_static.a)))
 $(BUILD)/tests/%: tests/c/%.c $(OBJ) $(CU_OBJ)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $< $(OBJ) $(CU_OBJ) $(LDLIBS) $(if $(CU_OBJ),-L$(dir $(BW24_NVCC))../lib64 -lcudart_static -ldl -lrt -lstdc++)
+	$(CC) $(CFLAGS) -o $@ $< $(OBJ) $(CU_OBJ) $(LDLIBS) $(if $(CU_OBJ),$(CUDART) -ldl -lrt -lstdc++)
 
 ctest: $(C_TESTS) ## the C tests alone
 	@for t in $(C_TESTS); do echo "== $$t"; $$t || exit 1; done
