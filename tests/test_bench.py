@@ -116,7 +116,7 @@ def test_own_and_child_processor_time_is_not_counted_as_others() -> None:
     assert others.cores() >= 0.0
     others._read_busy = lambda: others._busy + 8.0  # type: ignore[method-assign]
     others._read_own = lambda: others._own + 8.0  # type: ignore[method-assign]
-    assert others.cores() == 0.0
+    assert others.cores() < 1e-6
 
 
 def test_median_interval_is_the_exact_one() -> None:
