@@ -161,6 +161,7 @@ lint: ## ruff, and the limits on the length of files and functions
 	$(PYTHON) -m ruff check .
 	$(PYTHON) scripts/limits.py
 	$(PYTHON) scripts/docs.py --check
+	$(PYTHON) scripts/boards.py --check
 
 cuda-objects: $(CU_OBJ) ## compile the CUDA code without linking or running it
 	@echo "$(words $(CU_OBJ)) CUDA objects for $(or $(CUARCH),no architecture: no nvcc or no .cu file)"

@@ -1,0 +1,92 @@
+"""The record of measurements and what is made from it: ids, retired rows, tables and pictures that agree with the rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.dom.minidom
+from pathlib import Path
+
+import pytest
+
+from bw24 import records
+from bw24.errors import Bw24Error
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+
+def folder(tmp_path: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    return tmp_path
+
+
+def test_an_id_names_one_line(tmp_path):
+    rows = records.load(folder(tmp_path, cpu='{"a": 1}\n{"a": 2}\n'))
+    assert len({r.id for r in rows}) == 2 and all(r.id.startswith("cpu-") for r in rows)
+    assert records.find(tmp_path, rows[1].id).data == {"a": 2}
+    with pytest.raises(Bw24Error, match="2 rows begin so"):
+        records.find(tmp_path, "cpu-")
+    with pytest.raises(Bw24Error, match="not among the 2 rows"):
+        records.find(tmp_path, "cpu-zz")
+
+
+def test_a_broken_line_is_named(tmp_path):
+    with pytest.raises(Bw24Error, match=r"cpu\.jsonl:2"):
+        records.load(folder(tmp_path, cpu='{"a": 1}\n{"a": \n'))
+    with pytest.raises(Bw24Error, match="found list"):
+        records.load(folder(tmp_path, cpu="[1]\n"))
+
+
+def test_retired_rows_stay_with_their_reason(tmp_path):
+    name = records.row_id("cpu.jsonl", '{"a": 1}')
+    folder(tmp_path, cpu='{"a": 1}\n', retired=json.dumps({"id": name, "reason": "measured on a loud machine"}))
+    assert records.load(tmp_path)[0].retired == "measured on a loud machine"
+    folder(tmp_path, cpu='{"a": 3}\n')
+    with pytest.raises(Bw24Error, match=name):
+        records.load(tmp_path)
+
+
+def test_tables_and_record_agree():
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "boards.py"), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_changed_figure_is_noticed(tmp_path, monkeypatch):
+    """An edited table and an edited record both turn the check red."""
+    import boards
+
+    (tmp_path / "docs" / "plots").mkdir(parents=True)
+    (tmp_path / "research").mkdir()
+    (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
+    lines = (ROOT / "research" / "cpu.jsonl").read_text()
+    (tmp_path / "research" / "cpu.jsonl").write_text(lines)
+    monkeypatch.setattr(boards, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["boards.py"])
+    assert boards.main() == 0
+    monkeypatch.setattr(sys, "argv", ["boards.py", "--check"])
+    assert boards.main() == 0
+    (tmp_path / "research" / "cpu.jsonl").write_text(lines.replace('"median": 2224', '"median": 3224', 1))
+    assert boards.main() == 1
+    (tmp_path / "research" / "cpu.jsonl").write_text(lines)
+    page = tmp_path / "docs" / "PERFORMANCE.md"
+    page.write_text(page.read_text().replace("2224", "2225"))
+    assert boards.main() == 1
+
+
+def test_the_readme_shows_real_weights_only():
+    import boards
+
+    text = (ROOT / "README.md").read_text().split("<!-- board: cpu -->")[1].split("<!-- end of board -->")[0]
+    labels = {r.id: r.label for r in records.load(ROOT / "research")}
+    shown = [line.rsplit("`", 2)[1] for line in text.splitlines() if "`" in line]
+    assert len(shown) >= 2 and {labels[i] for i in shown} == {"real weights"}
+    assert boards.TARGET in (ROOT / "docs" / "PERFORMANCE.md").read_text()
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "plots").glob("*.svg")), ids=lambda p: p.name)
+def test_pictures_are_xml(picture):
+    document = xml.dom.minidom.parse(str(picture))
+    assert document.documentElement.tagName == "svg" and document.getElementsByTagName("text")
