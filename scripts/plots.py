@@ -68,7 +68,8 @@ def lines(title: str, series: dict[str, Sequence[tuple[float, float]]], x_name: 
     for k in range(5):
         value = top * k / 4
         y = at(points[0][0], value)[1]
-        body += [f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" class="g"/>', _text(left - 6, y + 4, f"{value:.0f}" if top >= 100 else f"{value:.3g}", "end")]
+        label = f"{value:.0f}" if top >= 100 else f"{value:.3g}"
+        body += [f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" class="g"/>', _text(left - 6, y + 4, label, "end")]
     for x in sorted({x for x, _ in points}):
         body.append(_text(at(x, 0)[0], down + 16, f"{x:g}", "middle"))
     for i, (_, values) in enumerate(series.items()):
