@@ -56,7 +56,7 @@ typedef struct bw24_model_params {
     uint32_t size;
     int32_t max_rows;     /* most rows of one step, 1..4096 */
     int64_t max_context;  /* most tokens of one sequence */
-    const char *kv_full;  /* "f32", "f16", "q8_0", "q5_1", or "K/V" of two of them: KV format of full-attention layers */
+    const char *kv_full;  /* "f32", "f16", "q8_0", "q5_1", "e4m3", or "K/V" of two of them: KV format of full-attention layers */
     const char *kv_window;/* the same for sliding-window layers */
 } bw24_model_params;
 

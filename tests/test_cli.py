@@ -227,7 +227,7 @@ def test_a_mistyped_variable_is_reported(run, tiny, monkeypatch):
     (["gen", "MODEL", "--threads", "0"], "expected a whole number 1..1024"),
     (["gen", "MODEL", "--nonsense"], "gen: unknown argument '--nonsense'"),
     (["gen", "MODEL", "--prefill", "fast"], "not in this version"),
-    (["gen", "MODEL", "--kv", "e4m3"], "e4m3 is not in this version"),
+    (["gen", "MODEL", "--kv", "e5m2"], "expected f32, f16, q8_0, q5_1, e4m3"),
     (["gen", "MODEL", "-p", "x", "--ctx", "100000"], "--ctx 100000"),
     (["gen", "MODEL", "-p", "x" * 400, "--raw"], "the prompt has 400 tokens, the context holds 320"),
     (["gen", "MODEL", "-p", "x", "--prompt-ids", "y"], "--prompt and --prompt-ids: give one of them"),

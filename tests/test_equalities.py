@@ -20,7 +20,7 @@ from mini_model import MiniModel, f32
 
 MODELS = ("llama-untied", "qwen3", "gemma3", "llama-q4_k", "llama-q4_1-iq4_nl")
 ISAS = ("portable", "avx2", "avxvnni", "avx512vnni")
-FORMATS = ("f32", "f16", "q8_0", "q5_1", "q8_0/q5_1", "f16/q8_0")
+FORMATS = ("f32", "f16", "q8_0", "q5_1", "e4m3", "q8_0/q5_1", "f16/q8_0", "full=e4m3,window=q8_0/q5_1", "full=q8_0/e4m3,window=e4m3/f16")
 ROWS = 100  # of the prompt's 160 in the arms that repeat it often; five times gemma3's window
 
 

@@ -58,7 +58,7 @@ def test_a_bad_value_is_refused_with_what_was_expected(name, text, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["f32", "q8_0/q5_1", "full=q8_0,window=f16", "window=q8_0/q5_1"])
+@pytest.mark.parametrize("text", ["f32", "q8_0/q5_1", "e4m3", "full=q8_0,window=f16", "full=e4m3,window=q8_0/q5_1"])
 def test_kv_formats(text):
     assert flags.BY_NAME["kv"].parse(text) == text
 
@@ -73,16 +73,30 @@ def test_a_bad_variable_is_named_with_its_value():
     assert str(caught.value) == "BW24_CTX=many: expected a whole number 1..16777216, found 'many'"
 
 
-def test_absent_features_are_errors(monkeypatch):
-    for variable, value in {"BW24_KV_FP8": "1"}.items():
-        monkeypatch.setenv(variable, value)
-        with pytest.raises(Bw24Error) as caught:
-            parsed(["threads"], [])
-        assert f"{variable}={value}" in str(caught.value) and "not in this version" in str(caught.value)
-        monkeypatch.setenv(variable, "0")
-        parsed(["threads"], [])
-        monkeypatch.delenv(variable)
-    for name, value in {"prefill": "fast", "kv": "e4m3"}.items():
+def test_kv_fp8_is_e4m3_where_nothing_else_is_said(monkeypatch):
+    monkeypatch.delenv("BW24_KV", raising=False)
+    monkeypatch.setenv("BW24_KV_FP8", "1")
+    assert parsed(["kv"], []).kv == "e4m3" and parsed(["kv"], ["--kv", "q8_0"]).kv == "q8_0"
+    monkeypatch.setenv("BW24_KV", "f16")
+    assert parsed(["kv"], []).kv == "f16"
+    monkeypatch.setenv("BW24_KV_FP8", "0")
+    monkeypatch.delenv("BW24_KV")
+    assert parsed(["kv"], []).kv is None
+
+
+def test_the_sizes_in_the_help_are_the_formats(monkeypatch):
+    """Bytes of 32 K and 32 V values, from the library's own sizes."""
+    from bw24 import abi, engine
+
+    size = {name: abi.types()[abi.type_id(kind)] for name, kind in engine.KV_FORMATS.items()}
+    figures = dict(part.rsplit(" ", 1) for part in flags.KV_SIZES.split("values: ")[1].split(", "))
+    assert set(engine.KV_FORMATS) == set(flags.KV_FORMATS) and set(figures) == {*flags.KV_FORMATS, "q8_0/q5_1"}
+    for name, text in figures.items():
+        assert int(text) == sum(32 // size[f][1] * size[f][2] for f in engine.kv_pair(name))
+
+
+def test_absent_features_are_errors():
+    for name, value in {"prefill": "fast"}.items():
         with pytest.raises(Bw24Error, match="not in this version"):
             flags.BY_NAME[name].parse(value)
 

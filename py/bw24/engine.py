@@ -17,7 +17,7 @@ from .source import Model
 PAGE_TOKENS = 64
 DEFAULT_KV = "f16"
 MAX_LOGIT_ROWS = 64  # wanted rows of one step when a prompt's every logit is asked for: bounds the logits at 64 x vocabulary
-KV_FORMATS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q5_1": "Q5_1"}
+KV_FORMATS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q5_1": "Q5_1", "e4m3": "E4M3"}
 
 Row = tuple["Sequence", int, bool]
 

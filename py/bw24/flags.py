@@ -18,7 +18,8 @@ from .errors import Bw24Error
 
 RUNTIME, MACHINE, SEAM = "runtime", "machine", "rollback seam"
 KV_FORMATS = ("f32", "f16", "q8_0", "q5_1", "e4m3")
-KV_HELP = "f32, f16, q8_0, q5_1, K/V of two (q8_0/q5_1), or full=...,window=... by layer class"
+KV_HELP = "f32, f16, q8_0, q5_1, e4m3, K/V of two (q8_0/q5_1), or full=...,window=... by layer class"
+KV_SIZES = "; bytes of 32 K and 32 V values: f32 256, f16 128, q8_0 68, e4m3 64, q8_0/q5_1 58, q5_1 48"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -95,8 +96,6 @@ class Flag:
         for part in text.split(","):
             name, equals, value = part.rpartition("=")
             formats = value.split("/")
-            if "e4m3" in formats:
-                raise Bw24Error("KV format e4m3 is not in this version; f32, f16, q8_0 and q5_1 are")
             if len(formats) > 2 or any(f not in KV_FORMATS for f in formats) or (name not in ("full", "window") if equals else "," in text):
                 raise Bw24Error(f"expected {KV_HELP}, found {text!r}")
         return text
@@ -144,10 +143,10 @@ TABLE: tuple[Flag, ...] = (
          shown_default="physical cores", test=_ENGINE),
     Flag("ctx", RUNTIME, int, None, "most tokens of prompt and reply together", "--ctx", "-c", "BW24_CTX", "N", low=1, high=1 << 24,
          shown_default="the model's own, less where memory is short", test=_ENGINE),
-    Flag("kv", RUNTIME, "kv", None, "format of the KV cache: " + KV_HELP, "--kv", None, "BW24_KV",
+    Flag("kv", RUNTIME, "kv", None, "format of the KV cache: " + KV_HELP + KV_SIZES, "--kv", None, "BW24_KV",
          "FORMAT", shown_default="chosen from the model file", test=_ENGINE),
-    Flag("kv_fp8", RUNTIME, bool, False, "1: FP8 (e4m3) KV cache", variable="BW24_KV_FP8", present=(False,),
-         absent="the FP8 (e4m3) KV cache is not in this version; unset it, or choose --kv q8_0", test=_ABSENT),
+    Flag("kv_fp8", RUNTIME, bool, False, "1: the KV cache is e4m3 where neither --kv nor BW24_KV says another", variable="BW24_KV_FP8",
+         test="test_flags.py::test_kv_fp8_is_e4m3_where_nothing_else_is_said"),
     Flag("spec", RUNTIME, "spec", 0, "tokens that the model's MTP block drafts a round: 1 to 16, auto (as many as pay) or off; the text is the same",
          "--spec", None, "BW24_SPEC_K", "K", shown_default="off", test="test_speculation.py::test_gen_reports_rounds"),
     Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast is not in this version",
@@ -290,6 +289,8 @@ def settle(args: argparse.Namespace, names: Iterable[str]) -> None:
     for name in names:
         if not hasattr(args, name):
             setattr(args, name, environment(name))
+    if getattr(args, "kv", "") is None and environment("kv_fp8"):
+        args.kv = "e4m3"
     for flag in TABLE:
         if flag.present is not None and flag.option is None:
             environment(flag.name)

@@ -31,7 +31,7 @@ UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
 NO_DEVICE = -9  # BW24_E_DEVICE
 PASS, FAIL, SKIP = "PASS", "FAIL", "SKIP"
 ISAS = ("portable", "avx2", "avxvnni", "avx512vnni")
-KV_FORMATS = ("f32", "f16", "q8_0", "q5_1")
+KV_FORMATS = ("f32", "f16", "q8_0", "q5_1", "e4m3")
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
