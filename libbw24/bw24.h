@@ -44,12 +44,12 @@ typedef struct bw24_seq bw24_seq;     /* one timeline of one list: position and 
 typedef struct bw24_open_params {
     uint32_t size;
     int32_t threads;      /* 0: the physical cores this process may use */
-    const char *backend;  /* "ref", "cpu" */
+    const char *backend;  /* "ref", "cpu", "cuda" or "cuda:N" */
     const char *isa;      /* NULL: the best this machine has; "portable", "avx2", "avxvnni", "avx512vnni" force one */
     int32_t fuse;         /* 0: the plan keeps one step an op (rollback seam) */
     int32_t repack;       /* 0: weights stay in the file's layout (rollback seam, slow) */
     int32_t float_act;    /* 1: float activations (diagnostic; backend "ref" only) */
-    int32_t reserved;
+    int32_t plan_only;    /* 1: for bw24_predict alone: starts no thread and needs no device */
 } bw24_open_params;
 
 typedef struct bw24_model_params {
@@ -92,6 +92,23 @@ typedef struct bw24_memory {
     uint64_t kv_page_window;  /* the same of the sliding-window layers */
 } bw24_memory;
 
+enum bw24_device_state {
+    BW24_DEVICE_NONE = 0,     /* there is no such device */
+    BW24_DEVICE_USABLE = 1,
+    BW24_DEVICE_UNUSABLE = 2  /* there is one, and this library cannot use it */
+};
+typedef struct bw24_device_facts {
+    uint32_t size;
+    int32_t state;            /* BW24_DEVICE_* */
+    int32_t count;            /* devices that the driver shows */
+    int32_t capability;       /* 10 * major + minor of its compute capability */
+    int32_t driver;           /* CUDA version of the driver, 1000 * major + 10 * minor; 0: none */
+    int32_t reserved;
+    uint64_t total, free;     /* bytes of its memory */
+    char name[96];
+    char reason[240];         /* one line: why it is not usable */
+} bw24_device_facts;
+
 typedef struct bw24_type_facts { const char *name; int32_t id, block, bytes, can_encode; } bw24_type_facts;
 typedef struct bw24_op_facts { const char *name, *operands, *state; } bw24_op_facts;
 
@@ -106,6 +123,9 @@ int bw24_abi(void);
 const char *bw24_version(void);        /* "REVISION" the library was built from */
 const char *bw24_last_error(void);
 uint64_t bw24_struct_size(const char *name); /* sizeof of a struct of this header, 0 if unknown */
+
+/* device `index` of backend cuda, whether or not this build has that backend; 0 also where there is none */
+int bw24_device_query(int32_t index, bw24_device_facts *out);
 
 int bw24_open(bw24_ctx **out, const bw24_open_params *params);
 void bw24_close(bw24_ctx *ctx);

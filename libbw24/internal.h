@@ -193,6 +193,7 @@ typedef struct bw_backend {
 extern const bw_backend bw_backend_ref, bw_backend_cpu;
 #ifdef BW24_CUDA
 extern const bw_backend bw_backend_cuda;
+int bw_cuda_query(int index, bw24_device_facts *out); /* bw24_device_query of a build with CUDA */
 #endif
 
 struct bw24_ctx {

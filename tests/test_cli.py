@@ -25,6 +25,11 @@ def tiny(tmp_path_factory) -> str:
     return str(write_tiny(tmp_path_factory.mktemp("model") / "tiny.gguf"))
 
 
+def errors(err: str) -> list[str]:
+    """Lines of standard error without the one that names the device."""
+    return [line for line in err.splitlines() if not line.startswith("device: ")]
+
+
 @pytest.fixture
 def run(monkeypatch, capsys):
     """run(words..., stdin=text) -> (exit code, stdout, stderr). Standard input is empty unless given; no BW24_ variable leaks in."""
@@ -55,6 +60,7 @@ def test_gen_writes_only_the_reply_to_stdout(run, tiny):
     code, out, err = run("gen", tiny, "-p", "Hello", "-n", "12")
     assert code == 0 and out.endswith("\n")
     lines = err.splitlines()
+    assert lines.pop(0).startswith("device: ")
     assert lines[0].startswith("verify-prefill argmax=") and lines[0].endswith("logit maxdiff=0.000e+00 MATCH")
     assert lines[-1].startswith("prompt ") and "tok/s" in lines[-1] and "load" in lines[-1] and "peak memory" in lines[-1]
     assert len(lines) == 2
@@ -96,7 +102,7 @@ def test_bad_prompt_ids(run, tiny, tmp_path, content, message):
     path = tmp_path / "ids"
     path.write_text(content)
     code, out, err = run("gen", tiny, "--prompt-ids", str(path))
-    assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
+    assert (code, out) == (2, "") and message in err and len(errors(err)) == 1
 
 
 def test_raw_and_chat_template(run, tiny, tmp_path, monkeypatch):
@@ -181,11 +187,12 @@ def test_engine_settings_reach_the_engine(run, tiny, monkeypatch):
         raise Stopped
 
     monkeypatch.setattr(engine, "Engine", engine_made)
-    words = ["--threads", "3", "--ctx", "99", "--kv", "q8_0/q5_1", "--backend", "ref", "--isa", "avx2", "--no-fuse", "--no-repack"]
+    words = ["--threads", "3", "--ctx", "99", "--kv", "q8_0/q5_1", "--device", "cpu", "--backend", "ref", "--isa", "avx2", "--no-fuse",
+             "--no-repack"]
     with pytest.raises(Stopped):
         run("gen", tiny, "-p", "x", *words)
-    assert seen == {"threads": 3, "ctx": 99, "kv": "q8_0/q5_1", "backend": "ref", "isa": "avx2", "fuse": False, "repack": False}
-    variables = {"THREADS": "3", "CTX": "99", "KV": "q8_0/q5_1", "BACKEND": "ref", "ISA": "avx2", "FUSE": "0", "REPACK": "0"}
+    assert seen == {"device": "cpu", "threads": 3, "ctx": 99, "kv": "q8_0/q5_1", "backend": "ref", "isa": "avx2", "fuse": False, "repack": False}
+    variables = {"DEVICE": "cpu", "THREADS": "3", "CTX": "99", "KV": "q8_0/q5_1", "BACKEND": "ref", "ISA": "avx2", "FUSE": "0", "REPACK": "0"}
     for name, value in variables.items():
         monkeypatch.setenv(f"BW24_{name}", value)
     by_option = dict(seen)
@@ -246,7 +253,7 @@ def test_a_mistyped_variable_is_reported(run, tiny, monkeypatch):
 def test_an_error_is_one_line_and_exit_2(run, tiny, words, message):
     code, out, err = run(*[tiny if w == "MODEL" else w for w in words])
     assert (code, out) == (2, ""), err
-    assert err.startswith("bw24: ") and len(err.splitlines()) == 1 and message in err and "Traceback" not in err
+    assert errors(err)[0].startswith("bw24: ") and len(errors(err)) == 1 and message in err and "Traceback" not in err
 
 
 def test_broken_files_are_refused(run, tiny, tmp_path):

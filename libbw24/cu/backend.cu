@@ -56,27 +56,26 @@ static int open_error(cudaError_t e, int index) {
     return bw_fail(BW24_E_DEVICE, "CUDA device %d cannot be used: %s", index, cudaGetErrorString(e));
 }
 
-static int check_card(bw24_ctx *c, CuCtx *x, cudaDeviceProp *p) {
+int cu_check_card(int index, cudaDeviceProp *p) {
     int count = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
     if (!e && !count) e = cudaErrorNoDevice;
-    if (e) return open_error(e, c->device_index);
-    if (c->device_index < 0 || c->device_index >= count) return bw_fail(BW24_E_ARG, "cuda:%d: this machine has devices 0..%d", c->device_index, count - 1);
-    x->device = c->device_index;
-    if ((e = cudaSetDevice(x->device)) || (e = cudaGetDeviceProperties(p, x->device))) return open_error(e, x->device);
+    if (e) return open_error(e, index);
+    if (index < 0 || index >= count) return bw_fail(BW24_E_ARG, "cuda:%d: this machine has devices 0..%d", index, count - 1);
+    if ((e = cudaSetDevice(index)) || (e = cudaGetDeviceProperties(p, index))) return open_error(e, index);
     cudaFuncAttributes a;
     e = cudaFuncGetAttributes(&a, k_hello);
     if (e == cudaErrorInvalidDeviceFunction || e == cudaErrorNoKernelImageForDevice) {
         cudaGetLastError();
         return bw_fail(BW24_E_UNSUPPORTED, "this build has no code for %s (compute capability %d.%d)", p->name, p->major, p->minor);
     }
-    return e ? open_error(e, x->device) : 0;
+    return e ? open_error(e, index) : 0;
 }
 
 static int cuda_open(bw24_ctx *c) {
     CuCtx *x = new CuCtx();
     cudaDeviceProp p;
-    int rc = check_card(c, x, &p);
+    int rc = cu_check_card(x->device = c->device_index, &p);
     cudaError_t e = rc ? cudaSuccess : cudaStreamCreateWithFlags(&x->q.stream, cudaStreamNonBlocking);
     if (e) rc = open_error(e, x->device);
     if (rc) { delete x; return rc; }

@@ -82,6 +82,7 @@ inline CuModel *model_of(const bw24_model *m) { return (CuModel *)m->priv; }
 int cu_alloc(bw24_model *m, void **out, size_t bytes, const char *what);
 int cu_fail(bw24_ctx *c, cudaError_t e, const char *what);
 int cu_alive(bw24_ctx *c);
+int cu_check_card(int index, cudaDeviceProp *p); /* makes it the thread's device; an error says why it cannot be used */
 int cu_pack_tensor(bw24_model *m, bw_tensor *t);
 int cu_max_pieces(const bw24_model *m, const bw_kv *kv);
 bool cu_kv_format(const bw_type_info *t, int *format);

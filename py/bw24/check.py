@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import abi
+from .device import choose
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -52,14 +53,17 @@ def run_cases(ctx: Any, model: Any, progress: Callable[[int, int], None] | None 
             progress(index + 1, total)
 
 
-def kernel_check(engine: Engine | None = None, *, backend: str | None = None, isa: str | None = None, threads: int | None = None,
-                 progress: Callable[[int, int], None] | None = None) -> Iterator[CheckResult]:
+def kernel_check(engine: Engine | None = None, *, device: str = "auto", backend: str | None = None, isa: str | None = None,
+                 threads: int | None = None, progress: Callable[[int, int], None] | None = None,
+                 opened: Callable[[str], None] | None = None) -> Iterator[CheckResult]:
     """Every case. With `engine` its context is tested and its model's shapes are added (the other settings are then its own); else a
-    context is opened. Raises Bw24Error."""
+    context is opened, and `opened` told the name of its device. Raises Bw24Error."""
     if engine is not None:
         yield from run_cases(engine._ctx, engine._model, progress)
         return
-    with open_context("cpu" if backend in (None, "auto") else backend, isa, threads) as ctx:
+    with open_context(choose(device, backend or "auto", isa).backend, isa, threads) as ctx:
+        if opened:
+            opened(abi.ffi.string(abi.lib().bw24_device(ctx)).decode())
         yield from run_cases(ctx, abi.ffi.NULL, progress)
 
 

@@ -107,13 +107,13 @@ def run_kernel_check(args: argparse.Namespace) -> int:
     from . import check
 
     with contextlib.ExitStack() as stack:
-        settings = {"backend": args.backend, "isa": args.isa, "threads": args.threads}
+        settings = {"device": args.device, "backend": args.backend, "isa": args.isa, "threads": args.threads}
         if args.model_given:
             engine = stack.enter_context(open_engine(stack.enter_context(open_model(args)), args))
             settings = {"engine": engine}
         bar = stack.enter_context(progress_bar("kernels", "cases"))
         rows = []
-        for row in check.kernel_check(progress=bar, **settings):
+        for row in check.kernel_check(progress=bar, opened=lambda name: say(f"device: {name}"), **settings):
             rows.append(row)
             if args.verbose and not args.json:
                 write(f"{row.verdict} {row.name}{': ' + row.detail if row.detail else ''}\n")
@@ -168,6 +168,7 @@ def run_gate(args: argparse.Namespace) -> int:
         ids = gate_ids(model, model.builder.rows("token_embd.weight"), n)
         verdicts = []
         with contextlib.closing(Equalities(factory, ids, args.full)) as equalities:
+            say(equalities.engine.device_line)
             for verdict in equalities.run():
                 verdicts.append(verdict)
                 if not args.json:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .source import Model
 
 EXIT_OK, EXIT_ERROR, EXIT_MISMATCH, EXIT_INTERRUPTED = 0, 2, 3, 130
-ENGINE_FLAGS = ("threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
+ENGINE_FLAGS = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 
 
 def say(line: str) -> None:
@@ -101,6 +101,7 @@ def open_engine(model: Model, args: argparse.Namespace, **changes: Any) -> Engin
 
     with progress_bar("load", "B") as bar:
         engine = Engine(model, progress=bar, **{**engine_settings(args), **changes})
+    say(engine.device_line)
     if engine.note:
         say(engine.note)
     return engine

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import abi
+from . import device as devices
 from .errors import Bw24Error
 from .source import Model
 
@@ -108,33 +109,43 @@ def _floats(array: np.ndarray | None) -> Any:
 
 
 class Engine:
-    """A prepared model. `backend`: "auto", "cpu" or "ref"; `progress(done, total)` counts weight bytes while loading;
-    `draft`: with the file's MTP block, which makes sequences of role "mtp" possible.
+    """A prepared model. `device`: "auto", "cpu", "cuda" or "cuda:N"; `backend` other than "auto" (ref) wins over it; `progress(done, total)`
+    counts weight bytes while loading; `draft`: with the file's MTP block, which makes sequences of role "mtp" possible.
 
     Attributes: model, ctx (tokens a sequence may hold), kv ({'full': .., 'window': ..}), backend, isa, threads, n_vocab, note (a sentence about
     the context or None), draft, n_hidden (width of hidden rows, 0: the backend has none). Raises Bw24Error; closing twice is fine.
     """
 
-    def __init__(self, model: Model, *, backend: str = "auto", isa: str | None = None, threads: int | None = None, ctx: int | None = None,
-                 kv: str | None = None, max_rows: int = 256, fuse: bool = True, repack: bool = True, float_activations: bool = False,
-                 draft: bool = False, progress: Callable[[int, int], None] | None = None):
+    def __init__(self, model: Model, *, device: str = "auto", backend: str = "auto", isa: str | None = None, threads: int | None = None,
+                 ctx: int | None = None, kv: str | None = None, max_rows: int = 256, fuse: bool = True, repack: bool = True,
+                 float_activations: bool = False, draft: bool = False, progress: Callable[[int, int], None] | None = None):
         self._ctx = self._model = None
         self._sequences: set[Sequence] = set()
         self._keep: list[Any] = []
-        self.model, self.max_rows = model, max_rows
-        self.backend = "cpu" if backend == "auto" else backend
+        self.model, self.max_rows, self.draft = model, max_rows, draft
         self.kv = parse_kv(kv)
-        size = sum(t.nbytes for t in model.file.tensors.values())
         if draft and model.mtp is None:
             raise Bw24Error(f"{model.path.name}: the file has no MTP block to draft with")
-        self.draft = draft
-        self.ctx, self.note = fit_context(model, self.kv, ctx, max_rows, available_memory() - size, draft)
-        try:
-            self._open(isa, threads, fuse, repack, float_activations)
-            self._load(size, progress)
-        except BaseException:
-            self.close()
-            raise
+        self.choice = devices.choose(device, backend, isa, float_activations)
+        while self._model is None:
+            try:
+                self._start(isa, threads, ctx, fuse, repack, float_activations, progress)
+            except BaseException as error:
+                self.close()
+                other = devices.fallback(self.choice, error) if isinstance(error, Bw24Error) else None
+                if other is None:
+                    raise
+                self.choice = other
+
+    def _start(self, isa: str | None, threads: int | None, ctx: int | None, fuse: bool, repack: bool, float_activations: bool,
+               progress: Callable[[int, int], None] | None) -> None:
+        """Choose the context and load onto the chosen device."""
+        size = sum(t.nbytes for t in self.model.file.tensors.values())
+        room = self.choice.facts.free if self.choice.facts else available_memory()
+        self.backend = self.choice.backend
+        self.ctx, self.note = fit_context(self.model, self.kv, ctx, self.max_rows, room - size, self.draft)
+        self._open(isa, threads, fuse, repack, float_activations)
+        self._load(size, progress)
 
     def _open(self, isa: str | None, threads: int | None, fuse: bool, repack: bool, float_activations: bool) -> None:
         p = abi.new("bw24_open_params")
@@ -146,7 +157,17 @@ class Engine:
         self._ctx = out[0]
         self.threads = abi.lib().bw24_threads(self._ctx)
         self.device = abi.ffi.string(abi.lib().bw24_device(self._ctx)).decode()
-        self.isa = self.device.split()[1].rstrip(",") if self.backend == "cpu" else "portable"
+        facts = self.choice.facts
+        self.isa = self.device.split()[1].rstrip(",") if self.backend == "cpu" else f"sm_{facts.capability}" if facts else "portable"
+
+    @property
+    def device_line(self) -> str:
+        """One line for a person: what computes, and why it is the processor where that was not asked for."""
+        facts = self.choice.facts
+        if facts:
+            return f"device: {self.device}, {facts.free / 1e9:.1f} of {facts.total / 1e9:.1f} GB free"
+        why = f" ({self.choice.note})" if self.choice.note else ""
+        return f"device: {self.device or self.backend}{why}"
 
     def _load(self, total: int, progress: Callable[[int, int], None] | None) -> None:
         lib, ffi = abi.lib(), abi.ffi

@@ -118,6 +118,7 @@ _ENGINE = "test_cli.py::test_engine_settings_reach_the_engine"
 _SAMPLER = "test_cli.py::test_sampling_settings_reach_the_sampler"
 _GATE = "test_gate.py::test_every_equality_passes_on_a_tiny_model"
 _ABSENT = "test_flags.py::test_absent_features_are_errors"
+_DEVICE = "test_device.py::test_a_card_is_taken_where_there_is_one"
 _READ = "test_flags.py::test_variables_reach_their_readers"
 _MAKE = "test_flags.py::test_makefile_reads_its_variables"
 _PROMPT = "test_cli.py::test_gen_prompt_sources"
@@ -128,7 +129,7 @@ GROUPS = {
     "prompt": ("prompt", "prompt_ids", "chat", "system"),
     "sampling": ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
                  "logit_bias", "seed", "stop", "spec"),
-    "engine": ("weights", "threads", "ctx", "kv", "prefill"),
+    "engine": ("weights", "device", "threads", "ctx", "kv", "prefill"),
     "server": ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts"),
     "rollback seams (same bits, slower)": ("backend", "isa", "fuse", "repack"),
 }
@@ -139,6 +140,8 @@ TABLE: tuple[Flag, ...] = (
          "BW24_MODEL", "MODEL", test="test_cli.py::test_model_by_option_and_position"),
     Flag("weights", RUNTIME, str, "auto", "of a checkpoint directory: auto reads large float matrices as Q8_0, keep keeps their values, slower",
          "--weights", None, "BW24_WEIGHTS", "HOW", choices=("auto", "keep"), test="test_convert.py::test_weights_keep_is_said_and_kept"),
+    Flag("device", RUNTIME, str, "auto", "where to compute: auto (a CUDA card where there is one, else the processor), cpu, cuda or cuda:N",
+         "--device", None, "BW24_DEVICE", "NAME", choices=("auto", "cpu", "cuda"), numbered=("cuda",), test=_DEVICE),
     Flag("threads", RUNTIME, int, None, "threads that compute", "--threads", "-t", "BW24_THREADS", "N", low=1, high=1024,
          shown_default="physical cores", test=_ENGINE),
     Flag("ctx", RUNTIME, int, None, "most tokens of prompt and reply together", "--ctx", "-c", "BW24_CTX", "N", low=1, high=1 << 24,
@@ -162,9 +165,10 @@ TABLE: tuple[Flag, ...] = (
     Flag("goldens", MACHINE, str, None, "folder of the golden sets; read by make test-full", variable="BW24_GOLDENS", metavar="DIR",
          shown_default="none: tests that need it skip", test=_MAKE),
     # ---- rollback seams: each turns one optimisation off, and gives the same bits
-    Flag("backend", SEAM, str, "auto", "ref: the plain C reference, slow; cpu: the SIMD kernels; cuda, or cuda:N for device N", "--backend",
+    Flag("backend", SEAM, str, "auto", "whose kernels: auto (the device's own) or ref, the plain C reference, slow; cpu, cuda and cuda:N "
+         "are other words for --device", "--backend",
          None, "BW24_BACKEND", "NAME", choices=("auto", "cpu", "cuda", "ref"), numbered=("cuda",), test=_GATE),
-    Flag("isa", SEAM, str, None, "instruction set of the kernels: portable, avx2, avxvnni, avx512vnni", "--isa", None, "BW24_ISA", "NAME",
+    Flag("isa", SEAM, str, None, "instruction set of the processor's kernels: portable, avx2, avxvnni, avx512vnni", "--isa", None, "BW24_ISA", "NAME",
          choices=("portable", "avx2", "avxvnni", "avx512vnni"), shown_default="the best this machine has", test=_GATE),
     Flag("fuse", SEAM, bool, True, "0: the plan runs one op a step, nothing fused", "--no-fuse", None, "BW24_FUSE", sets=False,
          test=_GATE),
@@ -286,6 +290,7 @@ def _bool_help(flag: Flag) -> str:
 
 def settle(args: argparse.Namespace, names: Iterable[str]) -> None:
     """Fill in what the command line left out, from the environment and the table; refuse variables that ask for what is not there."""
+    names = list(names)
     for name in names:
         if not hasattr(args, name):
             setattr(args, name, environment(name))
@@ -294,6 +299,18 @@ def settle(args: argparse.Namespace, names: Iterable[str]) -> None:
     for flag in TABLE:
         if flag.present is not None and flag.option is None:
             environment(flag.name)
+    if "device" in names:
+        check_device(args)
+
+
+def check_device(settings: Any) -> None:
+    """Refuse settings that name two places at once; `settings` has device, backend and isa. Raises Bw24Error."""
+    device, backend, isa = settings.device, settings.backend, settings.isa
+    if device != "auto" and backend not in ("auto", device) and (device, backend) != ("cpu", "ref"):
+        raise Bw24Error(f"--device {device} and --backend {backend} name two places; give one of them")
+    card = next((name for name in (device, backend) if name.startswith("cuda")), None)
+    if isa is not None and card:
+        raise Bw24Error(f"--isa {isa} is an instruction set of the processor; {card} has none")
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

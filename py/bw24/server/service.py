@@ -60,6 +60,7 @@ class Service:
                 self.state = READY if self.state == LOADING else self.state
             log.info("serving %s (%s): context %d tokens, KV %s, %s, %d threads; loaded in %.2f s", self.name, self.model.name, engine.ctx,
                      engine.kv["full"], engine.isa, engine.threads, time.monotonic() - started)
+            log.info("%s", engine.device_line)
             if engine.note:
                 log.info("%s", engine.note)
         except Exception as error:

@@ -13,7 +13,7 @@ from typing import Any
 from .. import flags
 from ..errors import Bw24Error
 
-ENGINE = ("threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
+ENGINE = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 SERVER = ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts")
 NAMES = ("model", "weights", *ENGINE, *SERVER)
 MAX_BODY = 32 << 20  # bytes of a request: a million tokens of text and their JSON
@@ -51,6 +51,7 @@ class Settings:
 def from_args(args: argparse.Namespace) -> Settings:
     """Settings of a parsed command line whose flags are settled. Raises Bw24Error."""
     key_file = args.api_key_file
+    flags.check_device(args)
     return Settings(
         model=args.model, weights=args.weights, engine={n: getattr(args, n) for n in ENGINE}, host=args.host, port=args.port,
         aliases=_names(args.alias),
