@@ -165,6 +165,18 @@ int bw24_step_greedy(bw24_model *model, const bw24_row *rows, int32_t n, int32_t
 int bw24_step_hidden(bw24_model *model, const bw24_row *rows, int32_t n, const float *hidden_in, float *logits, float *hidden_out);
 int bw24_sample(const float *logits, int32_t n_vocab, const bw24_sampler *params, const int32_t *history, int32_t n_history,
                 uint64_t position, const uint32_t *mask, int32_t *token, float *logprob);
+/* the same over the logits of a list with ids */
+int bw24_sample_ids(const float *logits, int32_t n, const int32_t *ids, int32_t n_vocab, const bw24_sampler *params, const int32_t *history,
+                    int32_t n_history, uint64_t position, int32_t *token);
+/* rejection sampling, the second mode. A draft is drawn from the draft's logits [n_rows], row r of token ids[r] (-1: none; NULL: row = token), with the
+ * filters and penalties of the reply; variates of its own make it independent of the judgement. */
+int bw24_sample_draft(const float *logits, int32_t n_rows, const int32_t *ids, int32_t n_vocab, const bw24_sampler *params,
+                      const int32_t *history, int32_t n_history, uint64_t position, const uint32_t *mask, int32_t *token);
+/* ... and judged once the target's logits [n_vocab] are known: *token is the draft where it is accepted, else a draw from what the target gives
+ * more mass than the draft does. Tokens are distributed as the target's own. The other arguments must be those that the draft was drawn with. */
+int bw24_sample_reject(const float *logits, int32_t n_vocab, const float *draft_logits, int32_t n_rows, const int32_t *ids,
+                       const bw24_sampler *params, const int32_t *history, int32_t n_history, uint64_t position, const uint32_t *mask,
+                       int32_t draft, int32_t *token);
 
 int bw24_dequantize(int32_t type, const void *src, float *dst, int64_t n);
 int bw24_quantize(int32_t type, const float *src, void *dst, int64_t n);

@@ -252,6 +252,9 @@ void bw_fold_free_spares(bw24_model *m);
 typedef struct bw_fpenv { uint64_t saved; } bw_fpenv;
 bw_fpenv bw_fpenv_enter(void);
 void bw_fpenv_leave(bw_fpenv e);
+/* sample.c: bw24_sample over logits [n] of the tokens ids[0 .. n) below vocab (-1: none); ids NULL: token i is column i */
+int bw_sample(const float *logits, int32_t n, const int32_t *ids, int32_t vocab, const bw24_sampler *p, const int32_t *history, int32_t n_history,
+              uint64_t position, const uint32_t *mask, int32_t *token, float *logprob);
 /* helpers of op execution */
 static inline int64_t bw_key_lo(const bw_kv *kv, int64_t pos) { return kv->window && pos + 1 > kv->window ? pos + 1 - kv->window : 0; }
 static inline const bw_rowset *bw_rows_of(const bw_list *l, const bw_batch *b, int buf) {

@@ -12,12 +12,10 @@
 
 #include "canon.h"
 #include "fault.h"
-#include "internal.h"
+#include "sample.h"
 
-typedef struct cand { float l; int32_t id; uint64_t w; } cand;
-
-static int check_sampler(const bw24_sampler *p, const float *logits, int32_t n) {
-    if (!logits || !p || p->size != sizeof *p || n < 1) return bw_fail(BW24_E_ARG, "bw24_sample: NULL argument, no logits, or params of size %u", p ? p->size : 0);
+static int check_params(const bw24_sampler *p, const char *who) {
+    if (!p || p->size != sizeof *p) return bw_fail(BW24_E_ARG, "%s: no params, or params of size %u", who, p ? p->size : 0);
     if (!(p->temperature >= 0 && p->temperature <= 100) || (p->temperature > 0 && p->temperature < 1e-30f))
         return bw_fail(BW24_E_ARG, "temperature=%g is outside 0..100", (double)p->temperature);
     if (p->top_k < 0) return bw_fail(BW24_E_ARG, "top_k=%d is negative", p->top_k);
@@ -28,22 +26,59 @@ static int check_sampler(const bw24_sampler *p, const float *logits, int32_t n) 
     return 0;
 }
 
-/* logits after bias and penalties, in a copy */
-static int adjusted(float *l, int32_t n, const bw24_sampler *p, const int32_t *history, int32_t n_history) {
+int bw_dist_check(const bw_dist_in *in, const char *who) {
+    BW_TRY(check_params(in->p, who));
+    if (!in->logits || in->n < 1 || in->n_history < 0 || (in->n_history && !in->history))
+        return bw_fail(BW24_E_ARG, "%s: NULL argument, or no logits", who);
+    if (!in->ids && in->n != in->n_vocab)
+        return bw_fail(BW24_E_ARG, "%s: %d logits of %d tokens without their ids", who, in->n, in->n_vocab);
+    for (int32_t r = 0; in->ids && r < in->n; r++) {
+        if (in->ids[r] < -1 || in->ids[r] >= in->n_vocab)
+            return bw_fail(BW24_E_ARG, "%s: row %d stands for token %d, outside 0..%d", who, r, in->ids[r], in->n_vocab - 1);
+    }
+    return 0;
+}
+
+/* the row of each token, -1 where a cut vocabulary lacks it; NULL ids: no table is needed */
+static int row_table(const bw_dist_in *in, int32_t **out) {
+    *out = NULL;
+    if (!in->ids) return 0;
+    int32_t *row = malloc((size_t)in->n_vocab * sizeof *row);
+    if (!row) return bw_fail(BW24_E_MEMORY, "out of memory for %d rows", in->n_vocab);
+    memset(row, 0xff, (size_t)in->n_vocab * sizeof *row);
+    for (int32_t r = 0; r < in->n; r++) {
+        if (in->ids[r] >= 0) row[in->ids[r]] = r;
+    }
+    *out = row;
+    return 0;
+}
+
+static int add_bias(const bw_dist_in *in, const int32_t *row, float *l) {
+    const bw24_sampler *p = in->p;
     for (int32_t i = 0; i < p->n_bias; i++) {
-        if (p->bias_ids[i] < 0 || p->bias_ids[i] >= n) return bw_fail(BW24_E_ARG, "logit bias: token %d is outside 0..%d", p->bias_ids[i], n - 1);
-        l[p->bias_ids[i]] = l[p->bias_ids[i]] + p->bias_values[i];
+        int32_t id = p->bias_ids[i];
+        if (id < 0 || id >= in->n_vocab) return bw_fail(BW24_E_ARG, "logit bias: token %d is outside 0..%d", id, in->n_vocab - 1);
+        int32_t r = row ? row[id] : id;
+        if (r >= 0) l[r] = l[r] + p->bias_values[i];
     }
-    bool on = p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
-    if (!on || !n_history) return 0;
-    int32_t *count = calloc((size_t)n, sizeof *count);
-    if (!count) return bw_fail(BW24_E_MEMORY, "out of memory for %d counts", n);
+    return 0;
+}
+
+static int add_penalties(const bw_dist_in *in, const int32_t *row, float *l) {
+    const bw24_sampler *p = in->p;
+    int32_t *count = calloc((size_t)in->n, sizeof *count);
+    if (!count) return bw_fail(BW24_E_MEMORY, "out of memory for %d counts", in->n);
     int rc = 0;
-    for (int32_t i = 0; i < n_history && !rc; i++) {
-        if (history[i] < 0 || history[i] >= n) rc = bw_fail(BW24_E_ARG, "history: token %d is outside 0..%d", history[i], n - 1);
-        else count[history[i]]++;
+    for (int32_t i = 0; i < in->n_history && !rc; i++) {
+        int32_t id = in->history[i];
+        if (id < 0 || id >= in->n_vocab) {
+            rc = bw_fail(BW24_E_ARG, "history: token %d is outside 0..%d", id, in->n_vocab - 1);
+            break;
+        }
+        int32_t r = row ? row[id] : id;
+        if (r >= 0) count[r]++;
     }
-    for (int32_t i = 0; i < n && !rc; i++) {
+    for (int32_t i = 0; i < in->n && !rc; i++) {
         if (!count[i]) continue;
         l[i] = l[i] > 0.0f ? l[i] / p->repetition_penalty : l[i] * p->repetition_penalty;
         l[i] = l[i] - fmaf(p->frequency_penalty, (float)count[i], p->presence_penalty);
@@ -52,16 +87,30 @@ static int adjusted(float *l, int32_t n, const bw24_sampler *p, const int32_t *h
     return rc;
 }
 
-static bool allowed(const uint32_t *mask, int32_t id) { return !mask || (mask[id >> 5] >> (id & 31) & 1); }
+/* l: logits after bias and penalties */
+static int adjusted(const bw_dist_in *in, float *l) {
+    const bw24_sampler *p = in->p;
+    memcpy(l, in->logits, (size_t)in->n * sizeof *l);
+    bool penalties = in->n_history && (p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f);
+    if (!p->n_bias && !penalties) return 0;
+    int32_t *row;
+    BW_TRY(row_table(in, &row));
+    int rc = add_bias(in, row, l);
+    if (!rc && penalties) rc = add_penalties(in, row, l);
+    free(row);
+    return rc;
+}
+
+static bool allowed(const uint32_t *mask, int32_t id) { return id >= 0 && (!mask || (mask[id >> 5] >> (id & 31) & 1)); }
 
 static int before(const void *a, const void *b) {
-    const cand *x = a, *y = b;
+    const bw_mass *x = a, *y = b;
     if (x->l != y->l) return x->l > y->l ? -1 : 1;
     return x->id < y->id ? -1 : 1;
 }
 
 /* how many of the ordered candidates survive the filters */
-static int32_t survivors(const cand *c, int32_t n, const bw24_sampler *p) {
+static int32_t survivors(const bw_mass *c, int32_t n, const bw24_sampler *p) {
     int32_t keep = n;
     if (p->top_k && p->top_k < keep) keep = p->top_k;
     if (p->min_p > 0) {
@@ -82,12 +131,13 @@ static int32_t survivors(const cand *c, int32_t n, const bw24_sampler *p) {
     return keep;
 }
 
-static int32_t race(const cand *c, int32_t n, uint64_t seed, uint64_t position) {
+int32_t bw_dist_race(const bw_mass *c, int32_t m, uint64_t seed, uint64_t position, enum bw_stream stream) {
     int32_t best = -1;
     double least = 0;
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < BW_SEEDED(34, m - (m > 1), m); i++) {
         if (!c[i].w) continue;
-        double key = bw_race(seed, BW_SEEDED(16, position & ~1ull, position), (uint64_t)c[i].id) / (double)c[i].w;
+        uint64_t id = (uint64_t)c[i].id | (uint64_t)stream << 32;
+        double key = bw_race(seed, BW_SEEDED(16, position & ~1ull, position), id) / (double)c[i].w;
         if (best < 0 || key < least || (key == least && c[i].id < best)) {
             best = c[i].id;
             least = key;
@@ -96,53 +146,82 @@ static int32_t race(const cand *c, int32_t n, uint64_t seed, uint64_t position) 
     return best;
 }
 
-static int draw(const float *l, int32_t n, const bw24_sampler *p, uint64_t position, const uint32_t *mask, int32_t *token) {
-    int32_t best = -1, m = 0;
-    for (int32_t i = 0; i < n; i++) {
-        if (!(l[i] - l[i] == 0)) return bw_fail(BW24_E_NUMERIC, "logit of token %d is Inf or NaN", i);
-        if (allowed(mask, i) && (best < 0 || l[i] > l[best])) best = i;
+/* masses of the adjusted logits l, then the filters; c has room for in->n */
+static int masses(const bw_dist_in *in, const float *l, bw_mass *c, int32_t *count) {
+    const bw24_sampler *p = in->p;
+    int32_t best = -1, best_id = 0, m = 0;
+    for (int32_t i = 0; i < in->n; i++) {
+        int32_t id = in->ids ? in->ids[i] : i;
+        if (id >= 0 && !(l[i] - l[i] == 0)) return bw_fail(BW24_E_NUMERIC, "logit of token %d is Inf or NaN", id);
+        if (allowed(in->mask, id) && (best < 0 || l[i] > l[best] || (l[i] == l[best] && id < best_id))) best = i, best_id = id;
     }
-    if (best < 0) return bw_fail(BW24_E_ARG, "bw24_sample: the mask allows no token");
-    *token = best;
-    if (p->temperature == 0.0f) return 0;
-    cand *c = malloc((size_t)n * sizeof *c);
-    if (!c) return bw_fail(BW24_E_MEMORY, "out of memory for %d candidates", n);
+    if (best < 0)
+        return bw_fail(BW24_E_ARG, in->mask ? "bw24_sample: the mask allows no token" : "bw24_sample: no logit stands for a token");
+    if (p->temperature == 0.0f) {
+        c[0] = (bw_mass){l[best], best_id, 1ull << 40};
+        *count = 1;
+        return 0;
+    }
     float k = 1.44269504f / p->temperature;
-    for (int32_t i = 0; i < n; i++) {
-        if (!allowed(mask, i)) continue;
+    for (int32_t i = 0; i < in->n; i++) {
+        int32_t id = in->ids ? in->ids[i] : i;
+        if (!allowed(in->mask, id)) continue;
         uint64_t w = (uint64_t)(bw_exp2((l[i] - l[best]) * k) * 0x1p40f);
-        if (w) c[m++] = (cand){l[i], i, w};
+        if (w) c[m++] = (bw_mass){l[i], id, w};
     }
     if (p->top_k || p->top_p < 1 || p->min_p > 0) {
         qsort(c, (size_t)m, sizeof *c, before);
         m = survivors(c, m, p);
     }
-    *token = race(c, m, p->seed, position);
-    free(c);
+    *count = m;
     return 0;
 }
 
+int bw_dist_make(const bw_dist_in *in, bw_mass **out, int32_t *m) {
+    float *l = malloc((size_t)in->n * sizeof *l);
+    bw_mass *c = malloc((size_t)in->n * sizeof *c);
+    int rc = l && c ? adjusted(in, l) : bw_fail(BW24_E_MEMORY, "out of memory for %d logits", in->n);
+    if (!rc) rc = masses(in, l, c, m);
+    free(l);
+    if (rc) free(c);
+    *out = rc ? NULL : c;
+    return rc;
+}
+
 /* ln of the token's share of the whole distribution at temperature 1, before filters */
-static float log_probability(const float *l, int32_t n, int32_t token) {
+static float log_probability(const float *l, int32_t n, float chosen) {
     float top = l[0];
     for (int32_t i = 1; i < n; i++) top = l[i] > top ? l[i] : top;
     double sum = 0;
     for (int32_t i = 0; i < n; i++) sum = sum + (double)bw_exp(l[i] - top);
-    return (float)((double)(l[token] - top) - bw_log_f64(sum));
+    return (float)((double)(chosen - top) - bw_log_f64(sum));
+}
+
+int bw_sample(const float *logits, int32_t n, const int32_t *ids, int32_t vocab, const bw24_sampler *p, const int32_t *history,
+              int32_t n_history, uint64_t position, const uint32_t *mask, int32_t *token, float *logprob) {
+    bw_dist_in in = {logits, n, ids, vocab, p, history, n_history, mask};
+    BW_TRY(bw_dist_check(&in, "bw24_sample"));
+    if (!token || (logprob && ids))
+        return bw_fail(BW24_E_ARG, "bw24_sample: NULL argument, or a log probability of a part of the vocabulary");
+    bw_fpenv e = bw_fpenv_enter();
+    bw_mass *c;
+    int32_t m;
+    int rc = bw_dist_make(&in, &c, &m);
+    if (!rc) {
+        *token = bw_dist_race(c, m, p->seed, position, BW_STREAM_TOKEN);
+        if (logprob) *logprob = log_probability(logits, n, logits[*token]);
+        free(c);
+    }
+    bw_fpenv_leave(e);
+    return rc;
 }
 
 int bw24_sample(const float *logits, int32_t n, const bw24_sampler *p, const int32_t *history, int32_t n_history, uint64_t position,
                 const uint32_t *mask, int32_t *token, float *logprob) {
-    BW_TRY(check_sampler(p, logits, n));
-    if (!token || n_history < 0 || (n_history && !history)) return bw_fail(BW24_E_ARG, "bw24_sample: NULL argument");
-    float *l = malloc((size_t)n * sizeof *l);
-    if (!l) return bw_fail(BW24_E_MEMORY, "out of memory for %d logits", n);
-    bw_fpenv e = bw_fpenv_enter();
-    memcpy(l, logits, (size_t)n * sizeof *l);
-    int rc = adjusted(l, n, p, history, n_history);
-    if (!rc) rc = draw(l, n, p, position, mask, token);
-    if (!rc && logprob) *logprob = log_probability(logits, n, *token);
-    bw_fpenv_leave(e);
-    free(l);
-    return rc;
+    return bw_sample(logits, n, NULL, n, p, history, n_history, position, mask, token, logprob);
+}
+
+int bw24_sample_ids(const float *logits, int32_t n, const int32_t *ids, int32_t n_vocab, const bw24_sampler *p, const int32_t *history,
+                    int32_t n_history, uint64_t position, int32_t *token) {
+    return bw_sample(logits, n, ids, n_vocab, p, history, n_history, position, NULL, token, NULL);
 }

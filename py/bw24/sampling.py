@@ -1,10 +1,11 @@
-"""Sampling parameters and one draw. The draw itself is the library's (docs/numerics.md §9): same logits, parameters, history and position give the
-same token everywhere. Knows no sequences and no text."""
+"""Sampling parameters and single draws. The draws are the library's (docs/numerics.md §9): same logits, parameters, history and position give
+the same token everywhere. Knows no sequences and no text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -37,20 +38,64 @@ class SamplingParams:
                 raise Bw24Error(f"{f.name}: expected {low}..{high}, found {value}")
 
 
-def sample(logits: np.ndarray, params: SamplingParams, history: Sequence[int], position: int, mask: np.ndarray | None = None) -> int:
+class _Call:
+    """The arguments that all draws share, as the library takes them; holds what they point to while it lives."""
+
+    def __init__(self, params: SamplingParams, history: Sequence[int], mask: np.ndarray | None):
+        ffi = abi.ffi
+        p = abi.new("bw24_sampler")
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"):
+            setattr(p, name, getattr(params, name))
+        self._bias = ffi.new("int32_t[]", list(params.logit_bias)), ffi.new("float[]", list(params.logit_bias.values()))
+        p.n_bias, p.bias_ids, p.bias_values = len(params.logit_bias), *self._bias
+        uses = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+        self.sampler, self.n_history = p, len(history) if uses else 0
+        self.history = ffi.new("int32_t[]", list(history)) if uses else ffi.NULL
+        self.mask = ffi.cast("uint32_t *", ffi.from_buffer(mask)) if mask is not None else ffi.NULL
+        self.token = ffi.new("int32_t *")
+
+
+def _floats(array: np.ndarray) -> Any:
+    return abi.ffi.cast("float *", abi.ffi.from_buffer(array))
+
+
+def _ids(ids: np.ndarray | None, rows: int) -> Any:
+    """The tokens of a cut head's rows."""
+    if ids is None:
+        return abi.ffi.NULL
+    if len(ids) != rows or ids.dtype != np.int32:
+        raise Bw24Error(f"ids: expected {rows}, found {len(ids)} of type {ids.dtype}")
+    return abi.ffi.cast("int32_t *", abi.ffi.from_buffer(ids))
+
+
+def sample(logits: np.ndarray, params: SamplingParams, history: Sequence[int], position: int, mask: np.ndarray | None = None, *,
+           ids: np.ndarray | None = None, n_vocab: int | None = None) -> int:
     """One token id from `logits` [n_vocab] f32. `history`: ids the penalties look at; `position`: where the token will stand; `mask`: packed
-    u32 bits of allowed ids or None. Raises Bw24Error."""
-    ffi = abi.ffi
-    logits = np.ascontiguousarray(logits, np.float32)
-    p = abi.new("bw24_sampler")
-    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"):
-        setattr(p, name, getattr(params, name))
-    ids, values = ffi.new("int32_t[]", list(params.logit_bias)), ffi.new("float[]", list(params.logit_bias.values()))
-    p.n_bias, p.bias_ids, p.bias_values = len(params.logit_bias), ids, values
-    uses = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
-    past = ffi.new("int32_t[]", list(history)) if uses else ffi.NULL
-    token = ffi.new("int32_t *")
-    bits = ffi.cast("uint32_t *", ffi.from_buffer(mask)) if mask is not None else ffi.NULL
-    abi.check(abi.lib().bw24_sample(ffi.cast("float *", ffi.from_buffer(logits)), len(logits), p, past, len(history) if uses else 0, position,
-                                    bits, token, ffi.NULL))
-    return token[0]
+    u32 bits of allowed ids or None. ids: for logits [rows] of a part of a vocabulary of n_vocab, the tokens, int32 [rows]. Raises Bw24Error."""
+    call, logits = _Call(params, history, mask), np.ascontiguousarray(logits, np.float32)
+    shared = call.sampler, call.history, call.n_history, position
+    if ids is None:
+        abi.check(abi.lib().bw24_sample(_floats(logits), len(logits), *shared, call.mask, call.token, abi.ffi.NULL))
+    else:
+        abi.check(abi.lib().bw24_sample_ids(_floats(logits), len(logits), _ids(ids, len(logits)), n_vocab, *shared, call.token))
+    return call.token[0]
+
+
+def propose(logits: np.ndarray, params: SamplingParams, history: Sequence[int], position: int, mask: np.ndarray | None = None, *,
+            ids: np.ndarray | None = None, n_vocab: int | None = None) -> int:
+    """A draft for rejection sampling from the draft's logits [rows] f32, drawn with the reply's filters and penalties; the rest as for sample."""
+    call, logits = _Call(params, history, mask), np.ascontiguousarray(logits, np.float32)
+    abi.check(abi.lib().bw24_sample_draft(_floats(logits), len(logits), _ids(ids, len(logits)), len(logits) if ids is None else n_vocab, call.sampler,
+                                          call.history, call.n_history, position, call.mask, call.token))
+    return call.token[0]
+
+
+def judge(logits: np.ndarray, draft_logits: np.ndarray, draft: int, params: SamplingParams, history: Sequence[int], position: int,
+          mask: np.ndarray | None = None, *, ids: np.ndarray | None = None) -> int:
+    """The token after `propose` gave `draft` from `draft_logits` [rows] (of tokens `ids`), by the target's logits [n_vocab]: the draft where it is
+    accepted, else a draw from the rest. Distributed as sample's tokens are. The other arguments are those of propose. Raises Bw24Error."""
+    call = _Call(params, history, mask)
+    logits, draft_logits = np.ascontiguousarray(logits, np.float32), np.ascontiguousarray(draft_logits, np.float32)
+    abi.check(abi.lib().bw24_sample_reject(_floats(logits), len(logits), _floats(draft_logits), len(draft_logits), _ids(ids, len(draft_logits)),
+                                           call.sampler, call.history, call.n_history, position, call.mask, draft, call.token))
+    return call.token[0]
