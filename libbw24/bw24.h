@@ -144,6 +144,9 @@ int bw24_list_set(bw24_model *model, const char *role, const char *text);
 /* after the tensors and lists: index 0..tensors-1 packs one tensor each (so that the caller can show progress), index = tensors makes the plans
  * and work buffers and ends preparation */
 int bw24_prepare(bw24_model *model, int32_t index);
+/* the tokens that a list's logits stand for, one a column, -1 for none; they may be set again between steps. A list without has one column a token. */
+int bw24_list_ids(bw24_model *model, const char *role, const int32_t *ids, int32_t n);
+int32_t bw24_list_logits(bw24_model *model, const char *role); /* columns of a list's logits */
 int bw24_explain(bw24_model *model, const char *role, int32_t what, const char **text); /* what 0: list, 1: plan */
 int bw24_model_memory(bw24_model *model, bw24_memory *out);
 int32_t bw24_model_vocab(bw24_model *model);
@@ -151,12 +154,15 @@ int32_t bw24_model_hidden(bw24_model *model); /* width of the rows that lists ha
 
 int bw24_seq_new(bw24_seq **out, bw24_model *model); /* of the first list */
 int bw24_seq_new_role(bw24_seq **out, bw24_model *model, const char *role);
+/* a sequence of a list whose KV caches are the first list's (KV ... of=trunk): its rows stand at the position of `source`, see the keys before it and
+ * append nothing. `source` must outlive it. */
+int bw24_seq_new_over(bw24_seq **out, bw24_seq *source, const char *role);
 void bw24_seq_free(bw24_seq *seq);
 int bw24_seq_fork(bw24_seq **out, bw24_seq *seq);
 int64_t bw24_seq_pos(bw24_seq *seq);
 int bw24_seq_truncate(bw24_seq *seq, int64_t pos, int64_t *actual); /* back to the nearest restorable position <= pos */
 
-/* logits: [wanted rows][vocab] f32, in row order. All or nothing: on error no sequence has moved. */
+/* logits: [wanted rows][columns of the list's logits] f32, in row order. All or nothing: on error no sequence has moved. */
 int bw24_step(bw24_model *model, const bw24_row *rows, int32_t n, float *logits);
 /* the same, with the likeliest token of each wanted row (ties: the lowest id) instead of its logits: 4 bytes a row leave the device */
 int bw24_step_greedy(bw24_model *model, const bw24_row *rows, int32_t n, int32_t *tokens);

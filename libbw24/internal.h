@@ -58,6 +58,7 @@ typedef struct bw_kv {
     char *name;
     bw_kv_desc desc;
     int64_t window;  /* 0: full attention; else keys older than `window` positions are never read */
+    bool borrowed;   /* the cache of this name of the model's first list, read only */
     int klass;       /* 0 full, 1.. window classes: which page table of a sequence holds it */
     size_t offset;   /* of this cache inside a page of its class */
 } bw_kv;
@@ -94,6 +95,8 @@ typedef struct bw_list {
     int logits;                 /* buffer of the result */
     int hidden;                 /* buffer of the rows handed on, those of the picked rows; -1: none */
     bool takes_hidden;          /* an op HIDDEN reads rows of the caller's */
+    bool borrows;               /* its KV caches are the first list's: it appends nothing and attends to the keys before its rows' position */
+    int32_t *ids;               /* token of each column of the logits, -1: none; owned; NULL: column i is token i */
     int index;                  /* in model->lists */
     void *priv;                 /* the backend's */
     float **mem;                /* each buffer's [max_rows][width], owned; NULL before prepare; logits go to the caller's memory */
@@ -129,6 +132,7 @@ enum { BW_LOG_ROWS = 32 }; /* rows of the last step that can be taken back one b
 struct bw24_seq {
     bw24_model *model;
     bw_list *list;              /* its rows run through this list; it has pages of this list's classes only */
+    bw24_seq *source;           /* of a list that borrows: the sequence whose keys its rows see and at whose position they stand; else NULL */
     int64_t pos;
     bw_fold *live;              /* state at pos; NULL: zeros */
     bw_fold *saved, *log;       /* state at log_from and the inputs of the log_n rows since; NULL: none */
@@ -189,6 +193,7 @@ typedef struct bw_backend {
     int (*greedy)(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens);
     /* runs several lists of a model, leaves the rows of `hidden` in host memory, and takes logits NULL: ops that write them are left out */
     bool roles;
+    bool borrows; /* runs lists that read another list's KV caches */
 } bw_backend;
 extern const bw_backend bw_backend_ref, bw_backend_cpu;
 #ifdef BW24_CUDA
@@ -256,6 +261,7 @@ void bw_fpenv_leave(bw_fpenv e);
 int bw_sample(const float *logits, int32_t n, const int32_t *ids, int32_t vocab, const bw24_sampler *p, const int32_t *history, int32_t n_history,
               uint64_t position, const uint32_t *mask, int32_t *token, float *logprob);
 /* helpers of op execution */
+static inline int64_t bw_key_hi(const bw_list *l, int64_t pos) { return l->borrows ? pos : pos + 1; } /* keys seen end before it */
 static inline int64_t bw_key_lo(const bw_kv *kv, int64_t pos) { return kv->window && pos + 1 > kv->window ? pos + 1 - kv->window : 0; }
 static inline const bw_rowset *bw_rows_of(const bw_list *l, const bw_batch *b, int buf) {
     return l->bufs[buf].rows == BW_ROWS_WANT ? &b->want : &b->all;

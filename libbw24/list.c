@@ -2,7 +2,8 @@
  * Knows no backend and no model by name.
  *
  * Text, one item a line:
- *   BUF name width            KV name heads=H dim=D window=W            STATE name floats
+ *   BUF name width            KV name heads=H dim=D window=W [of=trunk]            STATE name floats
+ *   of=trunk: the first list's cache of that name, for reading
  *   OP key=value ... [@ where]
  * Operand keys and kinds come from ops.def. */
 #define _POSIX_C_SOURCE 200809L /* strdup, strtok_r */
@@ -164,10 +165,26 @@ static int parse_buf(parser *p) {
     return 0;
 }
 
+/* the first list's cache that one of this list stands for */
+static int borrow_kv(const parser *p, const char *of, bw_kv *kv) {
+    const bw_list *from = p->m->n_lists ? p->m->lists[0] : NULL;
+    int k = from && !strcmp(from->role, of) ? find_kv(from, kv->name) : -1;
+    if (k < 0) return syntax(p, "no earlier list has the KV cache", kv->name);
+    const bw_kv *own = &from->kvs[k];
+    if (own->desc.heads != kv->desc.heads || own->desc.dim != kv->desc.dim || own->window != kv->window)
+        return bw_fail(BW24_E_SHAPE, "list %s line %d: KV %s of %s has heads=%d dim=%d window=%lld, here heads=%d dim=%d window=%lld", p->l->role, p->line,
+                       kv->name, of, own->desc.heads, own->desc.dim, (long long)own->window, kv->desc.heads, kv->desc.dim, (long long)kv->window);
+    kv->desc = own->desc;
+    kv->klass = own->klass;
+    kv->offset = own->offset;
+    kv->borrowed = p->l->borrows = true;
+    return 0;
+}
+
 static int parse_kv(parser *p) {
     bw_list *l = p->l;
-    const char *h = value_of(p, "heads"), *d = value_of(p, "dim"), *w = value_of(p, "window");
-    if (p->n_tok != 5 || !h || !d || !w) return syntax(p, "expected KV name heads= dim= window= near", p->tok[0]);
+    const char *h = value_of(p, "heads"), *d = value_of(p, "dim"), *w = value_of(p, "window"), *of = value_of(p, "of");
+    if (p->n_tok != 5 + (of != NULL) || !h || !d || !w) return syntax(p, "expected KV name heads= dim= window= [of=] near", p->tok[0]);
     if (l->n_kvs == BW_MAX_KV) return syntax(p, "too many KV caches at", p->tok[1]);
     if (find_kv(l, p->tok[1]) >= 0) return syntax(p, "KV cache declared twice", p->tok[1]);
     int64_t heads = 0, dim = 0, window = 0;
@@ -183,7 +200,7 @@ static int parse_kv(parser *p) {
     l->n_kvs++;
     kv->window = window;
     kv->desc = (bw_kv_desc){(int)heads, (int)dim, p->m->kv_type[window > 0][0], p->m->kv_type[window > 0][1]};
-    return 0;
+    return of ? borrow_kv(p, of, kv) : 0;
 }
 
 static int parse_state(parser *p) {
@@ -315,6 +332,8 @@ int bw_list_parse(bw24_model *m, const char *role, const char *text, bw_list **o
         rc = bw_fail(BW24_E_SYNTAX, "list %s: no op writes the buffer 'hidden' for the picked rows", role);
     if (!rc && (l->logits < 0 || l->bufs[l->logits].rows != BW_ROWS_WANT))
         rc = bw_fail(BW24_E_SYNTAX, "list %s: no op writes the buffer 'logits' for the picked rows", role);
+    for (int i = 0; i < l->n_kvs && l->borrows && !rc; i++)
+        if (!l->kvs[i].borrowed) rc = bw_fail(BW24_E_SYNTAX, "list %s: KV cache %s is its own, others are borrowed; all must be of one kind", role, l->kvs[i].name);
     if (rc) bw_list_free(l);
     else *out = l;
     return rc;
@@ -327,6 +346,7 @@ void bw_list_free(bw_list *l) {
     for (int i = 0; i < l->n_states; i++) free(l->states[i].name);
     for (int i = 0; i < l->n_ops; i++) free(l->ops[i].where);
     bw_plan_free(l->plan);
+    free(l->ids);
     free(l->kvs);
     free(l->states);
     free(l->ops);
@@ -541,6 +561,7 @@ static int check_op(bw_list *l, int index) {
     case BW_OP_EXPERTS: return check_experts(l, index, op, b);
     case BW_OP_ROPE: return check_rope(l, index, op, b[0]);
     case BW_OP_KV_APPEND:
+        EXPECT("a KV cache of the list's own: borrowed", 0, l->kvs[op->kv].borrowed);
         EXPECT("K width", (int64_t)l->kvs[op->kv].desc.heads * l->kvs[op->kv].desc.dim, b[0]);
         EXPECT("V width", (int64_t)l->kvs[op->kv].desc.heads * l->kvs[op->kv].desc.dim, b[1]);
         break;
@@ -581,7 +602,8 @@ int bw_list_print(const bw_list *l, char **out) {
     int rc = 0;
     for (int i = 0; i < l->n_bufs && !rc; i++) rc = bw_textf(&t, "BUF %s %lld\n", l->bufs[i].name, (long long)l->bufs[i].width);
     for (int i = 0; i < l->n_kvs && !rc; i++)
-        rc = bw_textf(&t, "KV %s heads=%d dim=%d window=%lld\n", l->kvs[i].name, l->kvs[i].desc.heads, l->kvs[i].desc.dim, (long long)l->kvs[i].window);
+        rc = bw_textf(&t, "KV %s heads=%d dim=%d window=%lld%s\n", l->kvs[i].name, l->kvs[i].desc.heads, l->kvs[i].desc.dim, (long long)l->kvs[i].window,
+                      l->kvs[i].borrowed ? " of=trunk" : "");
     for (int i = 0; i < l->n_states && !rc; i++) rc = bw_textf(&t, "STATE %s %lld\n", l->states[i].name, (long long)l->states[i].floats);
     for (int i = 0; i < l->n_ops && !rc; i++) rc = print_op(&t, l, &l->ops[i]);
     if (rc) free(t.s);

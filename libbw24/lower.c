@@ -41,10 +41,15 @@ static bool dead_after(const bw_list *l, int from, int buf) {
 
 static enum bw_rows_class rows_of(const bw_list *l, const bw_op *op) { return l->bufs[op->buf[0]].rows; }
 
-/* LINEARs from `i` that read the same buffer and do not write it */
+/* LINEARs from `i` that read the same buffer and do not write it. One that writes the logits stays alone, because a step may leave those out. */
 static int linear_run(const bw_list *l, int i, int x) {
     int n = 0;
-    while (i + n < l->n_ops && l->ops[i + n].code == BW_OP_LINEAR && l->ops[i + n].buf[1] == x && l->ops[i + n].buf[0] != x) n++;
+    while (i + n < l->n_ops && l->ops[i + n].code == BW_OP_LINEAR && l->ops[i + n].buf[1] == x && l->ops[i + n].buf[0] != x) {
+        bool logits = l->ops[i + n].buf[0] == l->logits;
+        if (logits && n) break;
+        n++;
+        if (logits) break;
+    }
     return n;
 }
 

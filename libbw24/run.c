@@ -18,6 +18,8 @@ static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const floa
         if (rows[i].seq->list != l)
             return bw_fail(BW24_E_ARG, "bw24_step: row %d is of list %s, row 0 of list %s", i, rows[i].seq->list->role, l->role);
         if (rows[i].token < 0 || rows[i].token >= known) return bw_fail(BW24_E_ARG, "bw24_step: row %d: token %d is outside 0..%lld", i, rows[i].token, (long long)known - 1);
+        if (l->borrows && !(rows[i].seq->source && rows[i].seq->source->pos > 0))
+            return bw_fail(BW24_E_ARG, "bw24_step: row %d: list %s reads the keys of another sequence, which has none", i, l->role);
         if (rows[i].want && !out) return bw_fail(BW24_E_ARG, "bw24_step: row %d wants logits, but there is no room for them", i);
     }
     if (l->takes_hidden != (hidden != NULL))
@@ -29,6 +31,7 @@ static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const floa
 /* positions: a sequence's rows append in the order given, even when other rows stand between them */
 static void set_positions(const bw24_row *rows, int n, int64_t *pos) {
     for (int i = 0; i < n; i++) {
+        if (rows[i].seq->source) { pos[i] = rows[i].seq->source->pos; continue; }
         int64_t p = rows[i].seq->pos + BW_SEEDED(14, n > 1 && rows[i].seq->pos > 0, 0);
         for (int j = i - 1; j >= 0; j--)
             if (rows[j].seq == rows[i].seq) { p = pos[j] + 1; break; }
@@ -40,6 +43,7 @@ static void set_runs(bw_rowset *s, const bw24_row *rows) {
     s->n_runs = 0;
     for (int i = 0; i < s->n; i++) {
         bw24_seq *seq = rows[s->row[i]].seq;
+        if (seq->source) seq = seq->source; /* whose pages the backend is to read */
         if (s->n_runs && s->runs[s->n_runs - 1].seq == seq) s->runs[s->n_runs - 1].n++;
         else s->runs[s->n_runs++] = (bw_run){seq, i, 1};
     }
@@ -119,11 +123,19 @@ static int32_t argmax(const float *x, int64_t n) {
 
 /* likeliest tokens, by the backend or from the logits */
 static int forward_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens) {
-    if (m->ctx->backend->greedy) return m->ctx->backend->greedy(m, l, b, tokens);
-    float *logits = malloc((size_t)(b->want.n ? b->want.n : 1) * (size_t)m->vocab * sizeof *logits);
-    if (!logits) return bw_fail(BW24_E_MEMORY, "out of memory for the logits of %d rows", b->want.n);
-    int rc = m->ctx->backend->forward(m, l, b, logits);
-    for (int i = 0; i < b->want.n && !rc; i++) tokens[i] = argmax(logits + (int64_t)i * m->vocab, m->vocab);
+    int64_t width = l->bufs[l->logits].width;
+    float *logits = NULL;
+    int rc = 0;
+    if (m->ctx->backend->greedy) rc = m->ctx->backend->greedy(m, l, b, tokens);
+    else {
+        logits = malloc((size_t)(b->want.n ? b->want.n : 1) * (size_t)width * sizeof *logits);
+        if (!logits) return bw_fail(BW24_E_MEMORY, "out of memory for the logits of %d rows", b->want.n);
+        rc = m->ctx->backend->forward(m, l, b, logits);
+    }
+    for (int i = 0; i < b->want.n && !rc; i++) {
+        if (logits) tokens[i] = argmax(logits + i * width, width);
+        if (l->ids) tokens[i] = l->ids[tokens[i]];
+    }
     free(logits);
     return rc;
 }
@@ -142,11 +154,12 @@ static int step(bw24_model *m, const bw24_row *rows, int32_t n, const float *hid
     b.hidden = hidden;
     atomic_store(&m->ctx->cancel, 0);
     bw_fpenv e = bw_fpenv_enter();
-    int rc = reserve(m, &b);
+    int rc = l->borrows ? 0 : reserve(m, &b);
     if (!rc) rc = out.tokens ? forward_greedy(m, l, &b, out.tokens) : m->ctx->backend->forward(m, l, &b, out.logits);
     if (!rc && out.hidden) copy_hidden(l, &b, out.hidden);
     bw_fpenv_leave(e);
     for (int i = 0; i < b.n_seqs; i++) bw_seq_fold_end(&b.seqs[i], !rc);
+    if (l->borrows) return rc; /* nothing was appended */
     for (int i = 0; i < b.all.n_runs; i++) {
         bw24_seq *s = b.all.runs[i].seq;
         if (rc) bw24_seq_truncate(s, s->pos, NULL);

@@ -164,7 +164,17 @@ int bw24_seq_new(bw24_seq **out, bw24_model *m) { return seq_new(out, m, m && m-
 int bw24_seq_new_role(bw24_seq **out, bw24_model *m, const char *role) {
     bw_list *l = bw_find_list(m, role);
     if (m && !l) return bw_fail(BW24_E_MISSING, "bw24_seq_new_role: no list '%s'", role ? role : "(null)");
+    if (l && l->borrows) return bw_fail(BW24_E_ARG, "bw24_seq_new_role: list %s reads another sequence's keys; bw24_seq_new_over names it", role);
     return seq_new(out, m, l);
+}
+
+int bw24_seq_new_over(bw24_seq **out, bw24_seq *source, const char *role) {
+    bw_list *l = source ? bw_find_list(source->model, role) : NULL;
+    if (!l) return bw_fail(BW24_E_MISSING, "bw24_seq_new_over: no sequence, or no list '%s'", role ? role : "(null)");
+    if (!l->borrows || source->list->index) return bw_fail(BW24_E_ARG, "bw24_seq_new_over: list %s does not read the keys of list %s", role, source->list->role);
+    BW_TRY(seq_new(out, source->model, l));
+    (*out)->source = source;
+    return 0;
 }
 
 void bw24_seq_free(bw24_seq *s) {
@@ -275,7 +285,7 @@ int bw24_seq_truncate(bw24_seq *s, int64_t pos, int64_t *actual) {
 }
 
 int bw24_seq_fork(bw24_seq **out, bw24_seq *s) {
-    if (!out || !s) return bw_fail(BW24_E_ARG, "bw24_seq_fork: NULL argument");
+    if (!out || !s || s->source) return bw_fail(BW24_E_ARG, "bw24_seq_fork: NULL argument, or a sequence over another's keys");
     bw24_seq *f = NULL;
     BW_TRY(seq_new(&f, s->model, s->list));
     int rc = grow_tables(f, s->n_pages ? s->n_pages : 1);

@@ -134,6 +134,7 @@ float *bw_dense(bw_tensor *t) {
 static int assign_classes(bw24_model *m, bw_list *l) {
     for (int i = 0; i < l->n_kvs; i++) {
         bw_kv *kv = &l->kvs[i];
+        if (kv->borrowed) continue;
         if (!m->ctx->backend->kv_supported(&kv->desc))
             return bw_fail(BW24_E_UNSUPPORTED, "KV cache %s: format %s/%s with %d values a head is not supported by backend %s", kv->name,
                            kv->desc.kt->name, kv->desc.vt->name, kv->desc.dim, m->ctx->backend->name);
@@ -178,7 +179,9 @@ static int check_role(const bw24_model *m, const bw_list *l) {
         return bw_fail(BW24_E_UNSUPPORTED, "list %s: backend %s runs one list a model", l->role, m->ctx->backend->name);
     if (m->n_lists && l->n_states)
         return bw_fail(BW24_E_UNSUPPORTED, "list %s: only the first list of a model carries state, here %s", l->role, l->states[0].name);
-    if (m->n_lists && l->bufs[l->logits].width != m->vocab)
+    if (l->borrows && !m->ctx->backend->borrows)
+        return bw_fail(BW24_E_UNSUPPORTED, "list %s: backend %s reads no other list's KV caches", l->role, m->ctx->backend->name);
+    if (m->n_lists && l->bufs[l->logits].width > m->vocab)
         return bw_fail(BW24_E_SHAPE, "list %s: %lld logits, list %s has %d", l->role, (long long)l->bufs[l->logits].width, m->lists[0]->role, m->vocab);
     const bw_list *first = m->n_lists ? m->lists[0] : l;
     int64_t width = first->hidden >= 0 ? first->bufs[first->hidden].width : 0;
@@ -221,6 +224,31 @@ bw_list *bw_find_list(bw24_model *m, const char *role) {
     for (int i = 0; m && role && i < m->n_lists; i++)
         if (!strcmp(m->lists[i]->role, role)) return m->lists[i];
     return NULL;
+}
+
+int bw24_list_ids(bw24_model *m, const char *role, const int32_t *ids, int32_t n) {
+    bw_list *l = bw_find_list(m, role);
+    if (!l || !ids) return bw_fail(BW24_E_MISSING, "bw24_list_ids: no list '%s', or no ids", role ? role : "(null)");
+    if (n != l->bufs[l->logits].width)
+        return bw_fail(BW24_E_SHAPE, "list %s: %d ids for %lld columns of logits", role, n, (long long)l->bufs[l->logits].width);
+    uint8_t *seen = calloc((size_t)m->vocab, 1);
+    int32_t *own = malloc((size_t)n * sizeof *own);
+    int rc = seen && own ? 0 : bw_fail(BW24_E_MEMORY, "out of memory for %d ids", n);
+    for (int32_t i = 0; i < n && !rc; i++) {
+        if (ids[i] < -1 || ids[i] >= m->vocab) rc = bw_fail(BW24_E_ARG, "list %s: id %d of column %d is outside 0..%d", role, ids[i], i, m->vocab - 1);
+        else if (ids[i] >= 0 && seen[ids[i]]++) rc = bw_fail(BW24_E_ARG, "list %s: id %d stands for two columns", role, ids[i]);
+    }
+    free(seen);
+    if (rc) { free(own); return rc; }
+    memcpy(own, ids, (size_t)n * sizeof *own);
+    free(l->ids);
+    l->ids = own;
+    return 0;
+}
+
+int32_t bw24_list_logits(bw24_model *m, const char *role) {
+    const bw_list *l = bw_find_list(m, role);
+    return l ? (int32_t)l->bufs[l->logits].width : 0;
 }
 
 /* ---- preparation */

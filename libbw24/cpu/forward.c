@@ -403,7 +403,7 @@ static void set_bounds(const fwd *f) {
                 bw_kv kv = {.window = f->m->class_window[c]};
                 ((int64_t *)lo_of(f, c, sets[s]))[i] = bw_key_lo(&kv, pos + BW_SEEDED(8, 1, 0));
             }
-            ((int64_t *)hi_of(f, sets[s]))[i] = pos + 1;
+            ((int64_t *)hi_of(f, sets[s]))[i] = bw_key_hi(f->l, pos);
         }
 }
 

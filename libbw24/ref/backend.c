@@ -126,7 +126,7 @@ static int do_attend(const ref_run *r, const bw_op *op, const bw_rowset *rows, i
     if (!pages) return bw_fail(BW24_E_MEMORY, "out of memory for %d page pointers", s->n_pages);
     for (int p = 0; p < s->n_pages; p++) pages[p] = s->data[kv->klass][p] ? s->data[kv->klass][p] + kv->offset : NULL;
     float c = (float)(op->f[0] * 1.4426950408889634);
-    int rc = ref_attend(&kv->desc, pages, bw_key_lo(kv, rows->pos[i]), rows->pos[i] + 1, row_of(r, op->buf[1], i), op->i[0], c, row_of(r, op->buf[0], i));
+    int rc = ref_attend(&kv->desc, pages, bw_key_lo(kv, rows->pos[i]), bw_key_hi(r->l, rows->pos[i]), row_of(r, op->buf[1], i), op->i[0], c, row_of(r, op->buf[0], i));
     free(pages);
     return rc ? BW24_E_NUMERIC : 0;
 }
@@ -268,5 +268,5 @@ static void ref_free_model(bw24_model *m) { (void)m; }
 const bw_backend bw_backend_ref = {
     .name = "ref", .kv_page_bytes = ref_kv_page_bytes, .kv_supported = ref_kv_supported, .open = ref_open, .close = ref_close,
     .prepare_tensor = ref_prepare_tensor, .prepare_list = ref_prepare_list, .free_tensor = ref_free_tensor, .free_model = ref_free_model,
-    .replay = ref_replay, .forward = ref_forward, .roles = true,
+    .replay = ref_replay, .forward = ref_forward, .roles = true, .borrows = true,
 };

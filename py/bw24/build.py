@@ -70,7 +70,9 @@ class ListBuilder:
         self.shapes = shapes  # tensor name -> ne, ne[0] = columns
         self.bufs: dict[str, int] = {}
         self.kvs: dict[str, tuple[int, int, int]] = {}  # name -> (heads, dim, window)
+        self.borrowed: dict[str, tuple[int, int, int]] = {}  # caches of the model's first list that this one reads
         self.states: dict[str, int] = {}  # name -> floats
+        self.pre_norm = False  # hidden rows are handed on from before the last norm
         self._lines: list[str] = []
 
     def has(self, tensor: str) -> bool:
@@ -98,6 +100,15 @@ class ListBuilder:
         self.kvs[name] = (heads, dim, window)
         return name
 
+    def borrow(self, name: str, heads: int, dim: int, window: int = 0) -> str:
+        """Declares a cache of the model's first list, for reading."""
+        self.borrowed[name] = (heads, dim, window)
+        return name
+
+    def tensor(self, name: str) -> str:
+        """A tensor's name in the library."""
+        return name
+
     def state(self, name: str, floats: int) -> str:
         """Declares what one CONV or DELTA carries from token to token."""
         self.states[name] = floats
@@ -111,15 +122,32 @@ class ListBuilder:
         def append(**operands: Any) -> str:
             frame = sys._getframe(1)
             where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-            fields = [f"{k}={v!r}" if isinstance(v, float) else f"{k}={v}" for k, v in operands.items() if v is not None]
+            fields = [f"{k}={self._value(v)}" for k, v in operands.items() if v is not None]
             self._lines.append(f"{op} {' '.join(fields)} @ {where}")
             return str(operands.get("y", ""))
 
         return append
 
+    def _value(self, v: Any) -> str:
+        if isinstance(v, str) and v in self.shapes:
+            return self.tensor(v)
+        return repr(v) if isinstance(v, float) else str(v)
+
+    def missing(self) -> str | None:
+        """The first tensor that an op names and that is not there."""
+        known = {self.tensor(n) for n in self.shapes}
+        for line in self._lines:
+            op, *fields = line.split(" @ ")[0].split(" ")
+            kinds = dict(f.split(":", 1) for f in abi.ops()[op][0].split())
+            for key, _, value in (f.partition("=") for f in fields):
+                if kinds[key].startswith("w") and value not in known:
+                    return value
+        return None
+
     def text(self) -> str:
         """The list as the library reads it."""
         head = [f"BUF {n} {w}" for n, w in self.bufs.items()]
         head += [f"KV {n} heads={h} dim={d} window={w}" for n, (h, d, w) in self.kvs.items()]
+        head += [f"KV {n} heads={h} dim={d} window={w} of=trunk" for n, (h, d, w) in self.borrowed.items()]
         head += [f"STATE {n} {size}" for n, size in self.states.items()]
         return "\n".join(head + self._lines) + "\n"

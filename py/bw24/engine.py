@@ -12,6 +12,7 @@ import numpy as np
 
 from . import abi
 from . import device as devices
+from .drafter import PRE_NORM, Draft, embedded
 from .errors import Bw24Error
 from .source import Model
 
@@ -49,11 +50,11 @@ def parse_kv(kv: str | None) -> dict[str, str]:
     return out
 
 
-def kv_bytes_per_token(model: Model, kv: dict[str, str], draft: bool = False) -> dict[str, int]:
+def kv_bytes_per_token(model: Model, kv: dict[str, str], draft: Draft | None = None) -> dict[str, int]:
     """Bytes of one token's K and V over all layers of each class, from the model's lists alone: {'full': ..., 'window': ...}.
-    `draft`: those of its MTP block too."""
+    `draft`: those of the drafter too."""
     out = {"full": 0, "window": 0}
-    for heads, dim, window in [*model.builder.kvs.values(), *(model.mtp.kvs.values() if draft and model.mtp else ())]:
+    for heads, dim, window in [*model.builder.kvs.values(), *(draft.builder.kvs.values() if draft else ())]:
         klass = "window" if window else "full"
         for name in kv_pair(kv[klass]):
             _, block, size, _ = abi.types()[abi.type_id(KV_FORMATS[name])]
@@ -66,7 +67,7 @@ def state_bytes(model: Model) -> int:
     return 4 * 4 * sum(model.builder.states.values())
 
 
-def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int, draft: bool = False) -> int:
+def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int, draft: Draft | None = None) -> int:
     """Bytes of one sequence of `ctx` tokens: KV pages (window layers keep their window and what a step needs around it) and recurrent state."""
     per = kv_bytes_per_token(model, kv, draft)
     windows = [w for _, _, w in model.builder.kvs.values() if w]
@@ -85,7 +86,7 @@ def available_memory() -> int:
 
 
 def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: int, room: int,
-                draft: bool = False) -> tuple[int, str | None]:
+                draft: Draft | None = None) -> tuple[int, str | None]:
     """Context length to use and, where it is not the model's own, a sentence that says so. `room`: bytes that KV may take. Raises Bw24Error."""
     own = model.context_length
     if asked is not None:
@@ -110,7 +111,8 @@ def _floats(array: np.ndarray | None) -> Any:
 
 class Engine:
     """A prepared model. `device`: "auto", "cpu", "cuda" or "cuda:N"; `backend` other than "auto" (ref) wins over it; `progress(done, total)`
-    counts weight bytes while loading; `draft`: with the file's MTP block, which makes sequences of role "mtp" possible.
+    counts weight bytes while loading; `draft`: with a drafter (True: the file's MTP block), which makes sequences of its role possible; the
+    engine closes it.
 
     Attributes: model, ctx (tokens a sequence may hold), kv ({'full': .., 'window': ..}), backend, isa, threads, n_vocab, note (a sentence about
     the context or None), draft, n_hidden (width of hidden rows, 0: the backend has none). Raises Bw24Error; closing twice is fine.
@@ -118,29 +120,29 @@ class Engine:
 
     def __init__(self, model: Model, *, device: str = "auto", backend: str = "auto", isa: str | None = None, threads: int | None = None,
                  ctx: int | None = None, kv: str | None = None, max_rows: int = 256, fuse: bool = True, repack: bool = True,
-                 float_activations: bool = False, draft: bool = False, progress: Callable[[int, int], None] | None = None):
-        self._ctx = self._model = None
+                 float_activations: bool = False, draft: Draft | bool = False, progress: Callable[[int, int], None] | None = None):
+        self._ctx = self._model = self.draft = None
         self._sequences: set[Sequence] = set()
         self._keep: list[Any] = []
-        self.model, self.max_rows, self.draft = model, max_rows, draft
+        self.model, self.max_rows = model, max_rows
         self.kv = parse_kv(kv)
-        if draft and model.mtp is None:
-            raise Bw24Error(f"{model.path.name}: the file has no MTP block to draft with")
+        self.draft = embedded(model) if draft is True else draft or None
         self.choice = devices.choose(device, backend, isa, float_activations)
         while self._model is None:
             try:
                 self._start(isa, threads, ctx, fuse, repack, float_activations, progress)
             except BaseException as error:
-                self.close()
+                self._release()
                 other = devices.fallback(self.choice, error) if isinstance(error, Bw24Error) else None
                 if other is None:
+                    self.close()
                     raise
                 self.choice = other
 
     def _start(self, isa: str | None, threads: int | None, ctx: int | None, fuse: bool, repack: bool, float_activations: bool,
                progress: Callable[[int, int], None] | None) -> None:
         """Choose the context and load onto the chosen device."""
-        size = sum(t.nbytes for t in self.model.file.tensors.values())
+        size = sum(t.nbytes for t in self.model.file.tensors.values()) + (self.draft.nbytes if self.draft else 0)
         room = self.choice.facts.free if self.choice.facts else available_memory()
         self.backend = self.choice.backend
         self.ctx, self.note = fit_context(self.model, self.kv, ctx, self.max_rows, room - size, self.draft)
@@ -178,15 +180,17 @@ class Engine:
         abi.check(lib.bw24_model_new(out, self._ctx, p))
         self._model = out[0]
         sizes = []
-        for w in self.model.weights():
+        for w in [*self.model.weights(), *(self.draft.weights() if self.draft else ())]:
             data = ffi.from_buffer(w.data)
             self._keep.append(data)
             ne = ffi.new("int64_t[]", list(w.ne))
             abi.check(lib.bw24_tensor_load(self._model, w.name.encode(), w.type_id, len(w.ne), ne, data, len(w.data), w.scale, w.mapped))
             sizes.append(len(w.data))
-        abi.check(lib.bw24_list_set(self._model, b"trunk", self.model.list_text().encode()))
+        trunk = self.model.list_text(self.draft is not None and self.draft.hidden == PRE_NORM)
+        abi.check(lib.bw24_list_set(self._model, b"trunk", trunk.encode()))
+        self._logits = {"trunk": lib.bw24_list_logits(self._model, b"trunk")}
         if self.draft:
-            abi.check(lib.bw24_list_set(self._model, b"mtp", self.model.mtp.text().encode()))
+            self._set_draft(self.draft)
         done = 0
         for i, n in enumerate([*sizes, 0]):
             abi.check(lib.bw24_prepare(self._model, i))
@@ -195,6 +199,20 @@ class Engine:
                 progress(done, total)
         self.n_vocab = lib.bw24_model_vocab(self._model)
         self.n_hidden = lib.bw24_model_hidden(self._model)
+
+    def _set_draft(self, draft: Draft) -> None:
+        lib, role = abi.lib(), draft.role.encode()
+        abi.check(lib.bw24_list_set(self._model, role, draft.builder.text().encode()))
+        self._logits[draft.role] = lib.bw24_list_logits(self._model, role)
+        if draft.ids is not None:
+            self.set_draft_ids(draft.ids)
+
+    def set_draft_ids(self, ids: np.ndarray) -> None:
+        """The token of each column of the drafter's logits, int32, -1: none. Between steps; Raises Bw24Error."""
+        ids = np.array(ids, np.int32)
+        pointer = abi.ffi.cast("int32_t *", abi.ffi.from_buffer(ids))
+        abi.check(abi.lib().bw24_list_ids(self._model, self.draft.role.encode(), pointer, len(ids)))
+        self.draft.ids = ids
 
     def memory(self) -> dict[str, int]:
         """Bytes held: weights (packed copies), work (activation buffers), kv (pages in use), kv_at_ctx (one sequence of `ctx` tokens)."""
@@ -209,11 +227,14 @@ class Engine:
         abi.check(abi.lib().bw24_explain(self._model, b"trunk", int(plan), out))
         return abi.ffi.string(out[0]).decode()
 
-    def sequence(self, role: str = "trunk") -> Sequence:
-        """A new, empty timeline of the model ("trunk") or of its MTP block ("mtp")."""
+    def sequence(self, role: str = "trunk", over: Sequence | None = None) -> Sequence:
+        """A new, empty timeline of the model ("trunk") or of its drafter ("mtp"; "assistant" over the keys of a timeline of the model)."""
         out = abi.ffi.new("bw24_seq **")
-        abi.check(abi.lib().bw24_seq_new_role(out, self._model, role.encode()))
-        return Sequence(self, out[0], [])
+        if over is not None:
+            abi.check(abi.lib().bw24_seq_new_over(out, over._handle(), role.encode()))
+        else:
+            abi.check(abi.lib().bw24_seq_new_role(out, self._model, role.encode()))
+        return Sequence(self, out[0], [], role)
 
     def step(self, rows: Seq[Row]) -> np.ndarray:
         """One step of 1..max_rows rows (sequence, token, whether its logits are wanted). Returns [wanted, n_vocab] f32 in row order.
@@ -221,7 +242,7 @@ class Engine:
         All or nothing: on Bw24Error no sequence has moved.
         """
         c, wanted = self._rows(rows)
-        logits = np.empty((wanted, self.n_vocab), np.float32)
+        logits = np.empty((wanted, self._logits[rows[0][0].role]), np.float32)
         abi.check(abi.lib().bw24_step(self._model, c, len(rows), _floats(logits)))
         for seq, token, _ in rows:
             seq.tokens.append(token)
@@ -244,7 +265,7 @@ class Engine:
             if hidden.shape != (len(rows), self.n_hidden):
                 raise Bw24Error(f"hidden rows: expected shape {(len(rows), self.n_hidden)}, found {hidden.shape}")
         c, wanted = self._rows(rows)
-        out = np.empty((wanted, self.n_vocab), np.float32) if logits else None
+        out = np.empty((wanted, self._logits[rows[0][0].role]), np.float32) if logits else None
         handed = np.empty((wanted, self.n_hidden), np.float32)
         abi.check(abi.lib().bw24_step_hidden(self._model, c, len(rows), _floats(hidden), _floats(out), _floats(handed)))
         for seq, token, _ in rows:
@@ -266,7 +287,8 @@ class Engine:
         if self._ctx:
             abi.lib().bw24_cancel(self._ctx)
 
-    def close(self) -> None:
+    def _release(self) -> None:
+        """Give back what the library holds."""
         for seq in list(self._sequences):
             seq.close()
         if self._model:
@@ -278,6 +300,11 @@ class Engine:
             abi.ffi.release(view)
         self._keep.clear()
 
+    def close(self) -> None:
+        self._release()
+        if self.draft:
+            self.draft.close()
+
     def __enter__(self) -> Engine:
         return self
 
@@ -286,10 +313,10 @@ class Engine:
 
 
 class Sequence:
-    """One timeline: `tokens` are those it holds, `pos` their number."""
+    """One timeline: `tokens` are those it holds, `pos` their number; `role`: of its list."""
 
-    def __init__(self, engine: Engine, handle: Any, tokens: list[int]):
-        self.engine, self.tokens = engine, tokens
+    def __init__(self, engine: Engine, handle: Any, tokens: list[int], role: str = "trunk"):
+        self.engine, self.tokens, self.role = engine, tokens, role
         self._seq = handle
         engine._sequences.add(self)
 
@@ -334,7 +361,7 @@ class Sequence:
         """A second timeline with the same past; full pages are shared."""
         out = abi.ffi.new("bw24_seq **")
         abi.check(abi.lib().bw24_seq_fork(out, self._handle()))
-        return Sequence(self.engine, out[0], list(self.tokens))
+        return Sequence(self.engine, out[0], list(self.tokens), self.role)
 
     def close(self) -> None:
         if self._seq is not None:

@@ -7,7 +7,7 @@ import importlib
 import math
 import mmap
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from .chat import ChatTemplate
 from .errors import Bw24Error
 from .tokenizer import Tokenizer, from_metadata
 
-NVFP4 = 40
+NVFP4, I32 = 40, 26
 
 
 class Container(Protocol):
@@ -70,7 +70,8 @@ class Model:
             self.metadata: dict[str, Any] = self.file.metadata
             self.arch = gguf.get(self.metadata, "general.architecture", str)
             if self.arch not in architectures():
-                raise Bw24Error(f"{path.name}: architecture '{self.arch}' is not supported; supported are {', '.join(architectures())}")
+                hint = "it drafts for another model, --draft names it" if self.arch.endswith(("-assistant", "_assistant")) else ""
+                raise Bw24Error(f"{path.name}: architecture '{self.arch}' is not supported; {hint or 'supported are ' + ', '.join(architectures())}")
             self.name = gguf.get(self.metadata, "general.name", str, path.stem)
             self.params = Params(self.arch, self.metadata)
             self.context_length = self.params.int("context_length", high=1 << 28)
@@ -80,18 +81,24 @@ class Model:
             self.close()
             raise
 
-    def _build(self) -> ListBuilder:
+    def _build(self, pre_norm: bool = False) -> ListBuilder:
         b = ListBuilder({t.name: tuple(t.shape) for t in self.file.tensors.values()})
+        b.pre_norm = pre_norm
         importlib.import_module(f"bw24.arch.{self.arch}").build(b, self.params)
         return b
 
     @cached_property
     def mtp(self) -> ListBuilder | None:
         """The list of the file's MTP block, which drafts for speculative decoding; None where there is none."""
+        return self.mtp_list()
+
+    def mtp_list(self, pre_norm: bool = False) -> ListBuilder | None:
+        """As `mtp`; `pre_norm`: over hidden rows from before their norm, as list_text(True) hands them on."""
         module = importlib.import_module(f"bw24.arch.{self.arch}")
         if not hasattr(module, "mtp") or common.mtp_block(self.builder, self.params) is None:
             return None
         b = ListBuilder(self.builder.shapes)
+        b.pre_norm = pre_norm
         module.mtp(b, self.params)
         return b
 
@@ -103,33 +110,18 @@ class Model:
         if tokens is not None and len(tokens) > rows:
             raise Bw24Error(f"tokenizer.ggml.tokens: {len(tokens)} tokens, but token_embd.weight has {rows} rows")
 
-    def list_text(self) -> str:
-        """The trunk's list."""
-        return self.builder.text()
+    def list_text(self, pre_norm: bool = False) -> str:
+        """The trunk's list. `pre_norm`: the hidden rows it hands on are those before the last norm (its logits are the same)."""
+        return (self._build(True) if pre_norm else self.builder).text()
 
     def weights(self) -> Iterator[WeightView]:
-        """All tensors but the sidecars of NVFP4 weights: a scale goes with its weight, those of experts stay tensors, input scales are left out."""
-        for t in self.file.tensors.values():
-            if self._sidecar_of(t.name):
-                continue
-            scale = 1.0
-            side = self.file.tensors.get(t.name.removesuffix(".weight") + ".scale")
-            if t.type_id == NVFP4 and side is not None and self._sidecar_of(side.name):
-                scale = self._scalar(side.name)
-            yield WeightView(t.name, t.type_id, tuple(t.shape), self.file.data(t.name), scale)
+        """The file's tensors as the library takes them."""
+        return weights(self.file)
 
-    def _sidecar_of(self, name: str) -> bool:
-        base, _, kind = name.rpartition(".")
-        weight = self.file.tensors.get(base + ".weight")
-        if weight is None or weight.type_id != NVFP4:
-            return False
-        return kind == "input_scale" or (kind == "scale" and (len(weight.shape) < 3 or math.prod(self.file.tensors[name].shape) == 1))
-
-    def _scalar(self, name: str) -> float:
-        t = self.file.tensors[name]
-        if t.type_name != "F32" or int(np.prod(t.shape)) != 1:
-            raise Bw24Error(f"tensor {name}: expected one F32 value, found {t.type_name} of shape {list(t.shape)}")
-        return float(np.frombuffer(self.file.data(name), np.float32)[0])
+    def head_bytes(self) -> int:
+        """Bytes of the output matrix in the file, the embedding where it serves as one."""
+        tensors = self.file.tensors
+        return tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"].nbytes
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -152,6 +144,34 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def weights(file: Container, names: Collection[str] | None = None, prefix: str = "") -> Iterator[WeightView]:
+    """A container's tensors (those of `names`), each name with `prefix` before it, but for I32 tables and the sidecars of NVFP4 weights: a scale
+    goes with its weight, those of experts stay tensors, input scales are left out."""
+    for t in file.tensors.values():
+        if (names is not None and t.name not in names) or t.type_id == I32 or _sidecar(file, t.name):
+            continue
+        scale = 1.0
+        side = file.tensors.get(t.name.removesuffix(".weight") + ".scale")
+        if t.type_id == NVFP4 and side is not None and _sidecar(file, side.name):
+            scale = _scalar(file, side.name)
+        yield WeightView(prefix + t.name, t.type_id, tuple(t.shape), file.data(t.name), scale)
+
+
+def _sidecar(file: Container, name: str) -> bool:
+    base, _, kind = name.rpartition(".")
+    weight = file.tensors.get(base + ".weight")
+    if weight is None or weight.type_id != NVFP4:
+        return False
+    return kind == "input_scale" or (kind == "scale" and (len(weight.shape) < 3 or math.prod(file.tensors[name].shape) == 1))
+
+
+def _scalar(file: Container, name: str) -> float:
+    t = file.tensors[name]
+    if t.type_name != "F32" or int(np.prod(t.shape)) != 1:
+        raise Bw24Error(f"tensor {name}: expected one F32 value, found {t.type_name} of shape {list(t.shape)}")
+    return float(np.frombuffer(file.data(name), np.float32)[0])
 
 
 def _open(path: Path, weights: str) -> Container:

@@ -105,7 +105,9 @@ class Drafted:
             raise Bw24Error(f"speculative decoding: {k} drafts need steps of {k + 1} rows, the engine's have at most {engine.max_rows}")
         self.engine, self.k, self.params, self.end, self.stats = engine, k, params, end, Rounds()
         self.pos = 0  # tokens the caller has given; the trunk's timeline may hold drafts after them
-        self.seq, self._mtp = engine.sequence(), engine.sequence("mtp")
+        self.seq = engine.sequence()
+        self._over = bool(engine.draft.builder.borrowed)  # the drafter has no keys of its own
+        self._mtp = engine.sequence(engine.draft.role, over=self.seq if self._over else None)
         self._last = np.zeros((1, engine.n_hidden), np.float32)  # the trunk's hidden row of token pos - 1
         self._made = 0  # rows of the block made from the trunk's hidden rows
         self._owed: list[tuple[int, np.ndarray]] = []  # those that follow: token, hidden row before it
@@ -166,17 +168,21 @@ class Drafted:
             return []
         logits, row = self._pay(want=True)
         history, drafts = [*self.seq.tokens, token], []
+        ids, n_vocab = self.engine.draft.ids, self.engine.n_vocab
         for i in range(k):
-            drafts.append(sampling.sample(logits[0], self.params, history, self.pos + 1 + i))
+            drafts.append(sampling.sample(logits[0], self.params, history, self.pos + 1 + i, ids=ids, n_vocab=n_vocab))
             history.append(drafts[-1])
             if i + 1 < k:
                 logits, row = self.engine.step_hidden([(self._mtp, drafts[-1], True)], row)
-        self._mtp.truncate(self._made)
+        if not self._over:
+            self._mtp.truncate(self._made)
         return drafts
 
     def _pay(self, want: bool = False) -> tuple[np.ndarray | None, np.ndarray]:
         """Make the block's rows that are owed; with `want`, returns logits and hidden row of the last."""
-        if self._mtp.pos > self._made:  # left by a round that was broken off
+        if self._over:
+            del self._owed[:-1]
+        elif self._mtp.pos > self._made:  # left by a round that was broken off
             self._mtp.truncate(self._made)
         while self._owed:
             part = self._owed[: self.engine.max_rows]
@@ -194,5 +200,5 @@ class Drafted:
             raise Bw24Error(f"speculative decoding: the sequence went back to {at} instead of {self.pos}")
 
     def close(self) -> None:
-        self.seq.close()
         self._mtp.close()
+        self.seq.close()

@@ -164,11 +164,14 @@ def experts(b: ListBuilder, p: str, x: str, route: str, y: str, act: str) -> Non
 
 def head(b: ListBuilder, d: Any, cap: float | None = None, norm: str = "output_norm.weight", w: str | None = None) -> None:
     """Final norm and logits of the wanted rows, for dimensions d with width and eps; the embedding serves where the file has no output matrix.
-    The normed rows are the list's hidden rows."""
+    The normed rows are the list's hidden rows, or with b.pre_norm those before the norm."""
     w = w or ("output.weight" if b.has("output.weight") else "token_embd.weight")
-    b.norm(y=b.buf("hidden", d.width), x="x_want", w=norm, eps=d.eps)
+    normed = "normed" if b.pre_norm else "hidden"
+    if b.pre_norm:
+        b.scale(y=b.buf("hidden", d.width), x="x_want", c=1.0)
+    b.norm(y=b.buf(normed, d.width), x="x_want", w=norm, eps=d.eps)
     b.buf("logits", b.rows(w))
-    b.linear(y="logits", x="hidden", w=w)
+    b.linear(y="logits", x=normed, w=w)
     if cap:
         b.softcap(y="logits", x="logits", cap=cap)
 

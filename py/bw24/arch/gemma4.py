@@ -168,3 +168,69 @@ def build(b: ListBuilder, hp: Params) -> None:
         if b.has(p + "layer_output_scale.weight"):
             b.scale(y=x, x=x, w=p + "layer_output_scale.weight")
     common.head(b, d, hp.float("final_logit_softcapping", None))
+
+
+# ---- the assistant
+
+
+def source_layers(b: ListBuilder, hp: Params) -> dict[int, Layer]:
+    """The target's layers whose caches an assistant reads: the last one of each kind with a cache of its own, by 1 (window) and 0 (full)."""
+    found = {}
+    for at in Dims.read(b, hp).layers:
+        if at.own:
+            found[int(bool(at.window))] = at
+    return found
+
+
+def assistant(b: ListBuilder, hp: Params, target: Params, trunk: ListBuilder) -> None:
+    """The drafter's list: x = pre_projection of [the target's embedding of the row's token ; hidden row before it], layers that only ask over the
+    target's keys at the position of the next token, logits by the drafter's own embedding, and the hidden row for the draft after.
+
+    b names the drafter's tensors, trunk the target's; hp, target: their metadata."""
+    layers, heads = hp.int("block_count", high=64), hp.int("attention.head_count", high=1024)
+    width, eps = hp.int("embedding_length"), hp.float("attention.layer_norm_rms_epsilon", low=1e-12, high=1.0)
+    back = hp.int("embedding_length_out" if hp.has("embedding_length_out") else "n_embd_backbone")
+    if back != (own := target.int("embedding_length")):
+        raise Bw24Error(f"{hp.arch}.embedding_length_out: the model's rows have {own} values, the drafter takes {back}")
+    sources = source_layers(trunk, target)
+    nextn = next((p for p in ("nextn.", "mtp.") if b.has(p + "pre_projection.weight")), "nextn.")
+    e, h = b.buf("e", back), b.buf("before", back)
+    b.embed(y=e, w="trunk.token_embd.weight", scale=float(np.sqrt(np.float32(back))))
+    b.hidden(y=h)
+    b.concat(y=b.buf("eh", 2 * back), a=e, b=h)
+    b.linear(y=b.buf("x_all", width), x="eh", w=nextn + "pre_projection.weight")
+    b.pick_rows(y=b.buf("x", width), x="x_all")
+    for i, swa in enumerate(window_layers(hp, layers)):
+        if swa not in sources:
+            raise Bw24Error(f"{hp.arch}: layer {i} reads a {'sliding-window' if swa else 'full'} layer's keys, and the model has no such layer")
+        _ask(b, hp, i, sources[swa], heads, width, eps)
+    b.norm(y=b.buf("normed", width), x="x", w="output_norm.weight", eps=eps)
+    b.linear(y=b.buf("hidden", back), x="normed", w=nextn + "post_projection.weight")
+    b.linear(y=b.buf("logits", b.rows("token_embd.weight")), x="normed", w="token_embd.weight")
+
+
+def _ask(b: ListBuilder, hp: Params, i: int, at: Layer, heads: int, width: int, eps: float) -> None:
+    """Layer i of an assistant, over the cache of the target's layer `at`."""
+    p, size, swa = f"blk.{i}.", heads * at.head_dim, at.window > 0
+    said = hp.int("attention.key_length_swa" if swa else "attention.key_length", at.head_dim, high=1024)
+    if said != at.head_dim or b.rows(p + "attn_q.weight") != size:
+        found = f"{b.rows(p + 'attn_q.weight')} rows, heads of {said}"
+        raise Bw24Error(f"tensor {p}attn_q.weight: {found}; the model's keys need {heads} heads of {at.head_dim}")
+    if hp.has("attention.head_count_kv") and (kv := hp.ints("attention.head_count_kv", i + 1, high=1024)[i]) != at.kv_heads:
+        raise Bw24Error(f"{hp.arch}.attention.head_count_kv: layer {i} asks {kv} KV heads, the model's layer has {at.kv_heads}")
+    base = hp.float("rope.freq_base_swa", 1e4, low=1.0) if swa else hp.float("rope.freq_base", 1e6, low=1.0)
+    factors = "rope_freqs.weight" if not swa and b.has("rope_freqs.weight") else None
+    h, q, att, o = b.buf("h", width), b.buf(f"q{size}", size), b.buf(f"att{size}", size), b.buf("o", width)
+    b.norm(y=h, x="x", w=p + "attn_norm.weight", eps=eps)
+    b.linear(y=q, x=h, w=p + "attn_q.weight")
+    b.norm(y=q, x=q, w=p + "attn_q_norm.weight", heads=heads, eps=eps)
+    b.rope(x=q, heads=heads, dim=at.head_dim, rot=at.rot, style="neox", base=base, ff=factors)
+    b.attend(y=att, q=q, kv=b.borrow(at.kv, at.kv_heads, at.head_dim, at.window), heads=heads, scale=1.0)
+    b.linear(y=o, x=att, w=p + "attn_output.weight")
+    b.norm(y=h, x=o, w=p + "post_attention_norm.weight", eps=eps)
+    b.add(y="x", a="x", b=h)
+    b.norm(y=h, x="x", w=p + "ffn_norm.weight", eps=eps)
+    common.glu_ffn(b, p, h, o, "gelu", "")
+    b.norm(y=h, x=o, w=p + "post_ffw_norm.weight", eps=eps)
+    b.add(y="x", a="x", b=h)
+    b.scale(y="x", x="x", w=p + "layer_output_scale.weight")
