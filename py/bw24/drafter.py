@@ -218,6 +218,7 @@ def _mtp(file: Any, model: Model, hidden: str) -> Draft:
         names.add("output.weight")
     names |= {n for n in (f"{x.removesuffix('.weight')}.scale" for x in names) if n in file.tensors}
     names -= without
+    without |= {n for n in model.builder.shapes if n.startswith(block) and n not in names}  # the model's own block, where it has one
     builder = _DraftBuilder(model, {n: tuple(file.tensors[n].shape) for n in names}, frozenset(without))
     builder.pre_norm = hidden == PRE_NORM
     importlib.import_module(f"bw24.arch.{model.arch}").mtp(builder, hp)
