@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -127,6 +131,26 @@ def test_hidden_rows_from_before_the_norm(cut):
         assert reply(e, SEEDED, 3)[0] == reply(e, SEEDED, 0)[0]
 
 
+def test_gen_with_a_draft_file(cut, tmp_path: Path):
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps(prompt()[:30]), encoding="utf-8")
+    command = [sys.executable, "-m", "bw24", "gen", str(MODEL), "--prompt-ids", str(ids), "-n", "20", "--json", "--device", "cpu"]
+
+    def run(*more: str, **environ: str) -> dict:
+        done = subprocess.run([*command, *more], capture_output=True, text=True, env={**os.environ, **environ})
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    plain = run("--spec", "off")
+    found = [run("--draft", str(cut[0]), "--spec", "3"), run("--spec", "3", BW24_DRAFT=str(cut[0])),
+             run("--draft", str(cut[0]), "--spec", "3", "--draft-hidden", "pre"), run("--spec", "3")]
+    assert all(f["ids"] == plain["ids"] for f in found) and "speculation" not in plain
+    counts = [f["speculation"]["accepted_by_position"] for f in found]
+    assert counts[0] == counts[1] and found[0]["speculation"]["draft"] == "cut.gguf" and found[3]["speculation"]["draft"] == MODEL.name
+    done = subprocess.run([*command, "--draft", str(FIXTURES / "tiny" / "qwen3.gguf"), "--spec", "3"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.strip().endswith("qwen35moe.gguf is of 'qwen35moe'")
+
+
 # ---- what is refused
 
 
@@ -168,7 +192,7 @@ def test_broken_drafts(tmp_path: Path):
         path = tmp_path / "short.gguf"
         path.write_bytes(whole[:size])
         refused(path, "short.gguf")
-    with pytest.raises(Bw24Error, match="no such file"):
+    with pytest.raises(Bw24Error, match="No such file"):
         open_draft(tmp_path / "missing.gguf", opened())
 
 

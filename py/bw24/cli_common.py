@@ -17,10 +17,12 @@ from . import flags
 from .errors import Bw24Error
 
 if TYPE_CHECKING:
+    from .drafter import Draft
     from .engine import Engine
     from .source import Model
 
 EXIT_OK, EXIT_ERROR, EXIT_MISMATCH, EXIT_INTERRUPTED = 0, 2, 3, 130
+SPEC_FLAGS = ("spec", "draft", "draft_hidden")
 ENGINE_FLAGS = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 
 
@@ -105,6 +107,18 @@ def open_engine(model: Model, args: argparse.Namespace, **changes: Any) -> Engin
     if engine.note:
         say(engine.note)
     return engine
+
+
+def open_drafter(model: Model, args: argparse.Namespace) -> Draft | None:
+    """The drafter that the settings name, else the model's own MTP block; None where --spec is off. Raises Bw24Error."""
+    from . import drafter
+
+    if not args.spec:
+        return None
+    if args.draft:
+        path = drafter.resolve_draft(args.draft, progress=sys.stderr.isatty(), cache=flags.environment("cache"))
+        return drafter.open_draft(path, model, args.draft_hidden)
+    return drafter.embedded(model, args.draft_hidden)
 
 
 @contextmanager

@@ -17,8 +17,10 @@ from .cli_common import (
     EXIT_INTERRUPTED,
     EXIT_MISMATCH,
     EXIT_OK,
+    SPEC_FLAGS,
     add_command,
     amount,
+    open_drafter,
     open_engine,
     open_model,
     progress_bar,
@@ -72,7 +74,7 @@ bw24 perplexity model.gguf wiki.txt --kv q8_0
 def add_commands(commands: Any) -> None:
     """Declare gen, chat, tokenize and perplexity."""
     gen = add_command(commands, "gen", run_gen, "generate a reply to one prompt, streamed", GEN_EXAMPLES,
-                      (*PROMPT_FLAGS, "n", *SAMPLING_FLAGS, "spec", *ENGINE_FLAGS, "prefill", "json"))
+                      (*PROMPT_FLAGS, "n", *SAMPLING_FLAGS, *SPEC_FLAGS, *ENGINE_FLAGS, "prefill", "json"))
     gen.description += GEN_TEXT
     cli_chat.add_command_to(commands, (*SAMPLING_FLAGS, *ENGINE_FLAGS))
     tokenize = add_command(commands, "tokenize", run_tokenize, "show a text's tokens, or the text of token ids", TOKENIZE_EXAMPLES,
@@ -174,7 +176,7 @@ def run_gen(args: argparse.Namespace) -> int:
     params, limit = sampling_params(args), None if args.n < 0 else args.n
     with open_model(args) as model:
         prompt = encode_prompt(model, args)
-        with open_engine(model, args, **({"draft": True} if args.spec else {})) as engine:
+        with open_engine(model, args, draft=open_drafter(model, args)) as engine:
             loading = time.perf_counter() - args.load_began
             check_ids(prompt.ids, engine.n_vocab)
             generate.check_fits(len(prompt.ids), engine.ctx)
@@ -234,7 +236,7 @@ def report_gen(args: argparse.Namespace, model: Model, engine: Engine, check: Pr
             "model": model.name, "text": text, "ids": reply.ids, "reason": reply.reason, "gate": check.as_dict(), **stats.as_dict(),
             "load_seconds": round(loading, 4), "peak_memory_bytes": peak, "backend": engine.backend, "isa": engine.isa,
             "threads": engine.threads, "kv": engine.kv, "context": engine.ctx, "seed": args.seed, "temperature": args.temperature,
-            **({"speculation": {"k": args.spec if args.spec > 0 else "auto", **rounds.as_dict()}} if rounds else {}),
+            **({"speculation": {"k": args.spec if args.spec > 0 else "auto", "draft": engine.draft.name, **rounds.as_dict()}} if rounds else {}),
         })
 
 
