@@ -115,9 +115,9 @@ def test_draws_have_the_exact_distribution(mode: str, name: str):
 def test_the_modes_differ_in_draws_not_in_distribution():
     """What makes the first mode exact for every K makes it accept less: drafts are the target's own picks or nothing."""
     p, _ = CASES["temperature"]
-    race = [(sample(TARGET, p, HISTORY, at), sample(DRAFT, p, HISTORY, at, ids=(IDS, VOCAB))) for at in range(4000)]
-    drafts = [propose(DRAFT, p, HISTORY, at, ids=(IDS, VOCAB)) for at in range(4000)]
-    judged = [judge(TARGET, DRAFT, x, p, HISTORY, at, ids=(IDS, VOCAB)) for at, x in enumerate(drafts)]
+    race = [(sample(TARGET, p, HISTORY, at), sample(DRAFT, p, HISTORY, at, ids=IDS, n_vocab=VOCAB)) for at in range(4000)]
+    drafts = [propose(DRAFT, p, HISTORY, at, ids=IDS, n_vocab=VOCAB) for at in range(4000)]
+    judged = [judge(TARGET, DRAFT, x, p, HISTORY, at, ids=IDS) for at, x in enumerate(drafts)]
     both = [np.mean([a == b for a, b in pairs]) for pairs in (race, list(zip(judged, drafts, strict=True)))]
     assert 0.3 < both[0] < both[1]
 
@@ -141,7 +141,7 @@ def test_greedy_judgements():
     """At temperature 0 a draft is accepted where it is the target's first choice, and the token is that choice in any case."""
     best = int(TARGET.argmax())
     p = SamplingParams()
-    assert propose(DRAFT, p, [], 3, ids=(IDS, VOCAB)) == IDS[DRAFT.argmax()]
+    assert propose(DRAFT, p, [], 3, ids=IDS, n_vocab=VOCAB) == IDS[DRAFT.argmax()]
     assert judge(TARGET, TARGET, best, p, [], 3) == best
     other = np.roll(TARGET, 1)
     assert judge(TARGET, other, int(other.argmax()), p, [], 3) == best
@@ -158,10 +158,10 @@ def test_judgements_repeat_and_take_any_row_order():
     p = CASES["penalties"][0]
     order = np.random.default_rng(1).permutation(ROWS)
     for at in range(300):
-        draft = propose(DRAFT, p, HISTORY, at, ids=(IDS, VOCAB))
-        assert draft == propose(DRAFT[order], p, HISTORY, at, ids=(IDS[order], VOCAB))
-        first = judge(TARGET, DRAFT, draft, p, HISTORY, at, ids=(IDS, VOCAB))
-        assert first == judge(TARGET, DRAFT[order], draft, p, HISTORY, at, ids=(IDS[order], VOCAB))
+        draft = propose(DRAFT, p, HISTORY, at, ids=IDS, n_vocab=VOCAB)
+        assert draft == propose(DRAFT[order], p, HISTORY, at, ids=IDS[order], n_vocab=VOCAB)
+        first = judge(TARGET, DRAFT, draft, p, HISTORY, at, ids=IDS)
+        assert first == judge(TARGET, DRAFT[order], draft, p, HISTORY, at, ids=IDS[order])
 
 
 def test_rows_without_a_token():
@@ -169,26 +169,26 @@ def test_rows_without_a_token():
     p = CASES["all"][0]
     spare = np.concatenate([IDS, np.full(3, -1, np.int32)]), np.concatenate([DRAFT, np.array([9, np.inf, np.nan], np.float32)])
     for at in range(200):
-        one = propose(DRAFT, p, HISTORY, at, ids=(IDS, VOCAB))
-        assert one == propose(spare[1], p, HISTORY, at, ids=(spare[0], VOCAB))
-        assert judge(TARGET, DRAFT, one, p, HISTORY, at, ids=(IDS, VOCAB)) == judge(TARGET, spare[1], one, p, HISTORY, at, ids=(spare[0], VOCAB))
-        assert sample(DRAFT, p, HISTORY, at, ids=(IDS, VOCAB)) == sample(spare[1], p, HISTORY, at, ids=(spare[0], VOCAB))
+        one = propose(DRAFT, p, HISTORY, at, ids=IDS, n_vocab=VOCAB)
+        assert one == propose(spare[1], p, HISTORY, at, ids=spare[0], n_vocab=VOCAB)
+        assert judge(TARGET, DRAFT, one, p, HISTORY, at, ids=IDS) == judge(TARGET, spare[1], one, p, HISTORY, at, ids=spare[0])
+        assert sample(DRAFT, p, HISTORY, at, ids=IDS, n_vocab=VOCAB) == sample(spare[1], p, HISTORY, at, ids=spare[0], n_vocab=VOCAB)
     with pytest.raises(Bw24Error, match="no logit stands for a token"):
-        sample(DRAFT, p, [], 0, ids=(np.full(ROWS, -1, np.int32), VOCAB))
+        sample(DRAFT, p, [], 0, ids=np.full(ROWS, -1, np.int32), n_vocab=VOCAB)
 
 
 def test_what_is_refused():
     p = SamplingParams(temperature=1.0)
     absent = next(i for i in range(VOCAB) if i not in IDS)
     with pytest.raises(Bw24Error, match=f"draft token {absent} has no mass"):
-        judge(TARGET, DRAFT, absent, p, [], 0, ids=(IDS, VOCAB))
+        judge(TARGET, DRAFT, absent, p, [], 0, ids=IDS)
     with pytest.raises(Bw24Error, match="row 0 stands for token 40, outside 0..39"):
-        propose(DRAFT, p, [], 0, ids=(np.full(ROWS, VOCAB, np.int32), VOCAB))
+        propose(DRAFT, p, [], 0, ids=np.full(ROWS, VOCAB, np.int32), n_vocab=VOCAB)
     with pytest.raises(Bw24Error, match="28 logits of 40 tokens without their ids"):
         judge(TARGET, DRAFT, 1, p, [], 0)
-    with pytest.raises(Bw24Error, match="ids: expected 28 of type int32, found 27"):
-        propose(DRAFT, p, [], 0, ids=(IDS[1:], VOCAB))
+    with pytest.raises(Bw24Error, match="ids: expected 28, found 27"):
+        propose(DRAFT, p, [], 0, ids=IDS[1:], n_vocab=VOCAB)
     with pytest.raises(Bw24Error, match="Inf or NaN"):
-        judge(TARGET, DRAFT * np.float32(np.nan), 1, p, [], 0, ids=(IDS, VOCAB))
+        judge(TARGET, DRAFT * np.float32(np.nan), 1, p, [], 0, ids=IDS)
     with pytest.raises(Bw24Error, match="allows no token"):
-        propose(DRAFT, p, [], 0, np.zeros(2, np.uint32), ids=(IDS, VOCAB))
+        propose(DRAFT, p, [], 0, np.zeros(2, np.uint32), ids=IDS, n_vocab=VOCAB)

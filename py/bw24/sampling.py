@@ -59,47 +59,43 @@ def _floats(array: np.ndarray) -> Any:
     return abi.ffi.cast("float *", abi.ffi.from_buffer(array))
 
 
-Ids = tuple[np.ndarray, int]  # of a head that covers a part of the vocabulary: the token of each logit (int32, -1: none), the vocabulary's size
-
-
-def _ids(ids: Ids | None, rows: int) -> tuple[Any, int]:
-    """The tokens of a head's rows as the library takes them, and the vocabulary's size."""
+def _ids(ids: np.ndarray | None, rows: int) -> Any:
+    """The tokens of a cut head's rows."""
     if ids is None:
-        return abi.ffi.NULL, rows
-    if len(ids[0]) != rows or ids[0].dtype != np.int32:
-        raise Bw24Error(f"ids: expected {rows} of type int32, found {len(ids[0])} of type {ids[0].dtype}")
-    return abi.ffi.cast("int32_t *", abi.ffi.from_buffer(ids[0])), ids[1]
+        return abi.ffi.NULL
+    if len(ids) != rows or ids.dtype != np.int32:
+        raise Bw24Error(f"ids: expected {rows}, found {len(ids)} of type {ids.dtype}")
+    return abi.ffi.cast("int32_t *", abi.ffi.from_buffer(ids))
 
 
-def sample(logits: np.ndarray, params: SamplingParams, history: Sequence[int], position: int, mask: np.ndarray | None = None,
-           ids: Ids | None = None) -> int:
+def sample(logits: np.ndarray, params: SamplingParams, history: Sequence[int], position: int, mask: np.ndarray | None = None, *,
+           ids: np.ndarray | None = None, n_vocab: int | None = None) -> int:
     """One token id from `logits` [n_vocab] f32. `history`: ids the penalties look at; `position`: where the token will stand; `mask`: packed
-    u32 bits of allowed ids or None. `ids`: of a trimmed head, the token of each logit and the vocabulary's size; without a mask. Raises Bw24Error."""
+    u32 bits of allowed ids or None. ids: for logits [rows] of a part of a vocabulary of n_vocab, the tokens, int32 [rows]. Raises Bw24Error."""
     call, logits = _Call(params, history, mask), np.ascontiguousarray(logits, np.float32)
     shared = call.sampler, call.history, call.n_history, position
     if ids is None:
         abi.check(abi.lib().bw24_sample(_floats(logits), len(logits), *shared, call.mask, call.token, abi.ffi.NULL))
     else:
-        abi.check(abi.lib().bw24_sample_ids(_floats(logits), len(logits), *_ids(ids, len(logits)), *shared, call.token))
+        abi.check(abi.lib().bw24_sample_ids(_floats(logits), len(logits), _ids(ids, len(logits)), n_vocab, *shared, call.token))
     return call.token[0]
 
 
-def propose(logits: np.ndarray, params: SamplingParams, history: Sequence[int], position: int, mask: np.ndarray | None = None,
-            ids: Ids | None = None) -> int:
+def propose(logits: np.ndarray, params: SamplingParams, history: Sequence[int], position: int, mask: np.ndarray | None = None, *,
+            ids: np.ndarray | None = None, n_vocab: int | None = None) -> int:
     """A draft for rejection sampling from the draft's logits [rows] f32, drawn with the reply's filters and penalties; the rest as for sample."""
     call, logits = _Call(params, history, mask), np.ascontiguousarray(logits, np.float32)
-    abi.check(abi.lib().bw24_sample_draft(_floats(logits), len(logits), *_ids(ids, len(logits)), call.sampler, call.history, call.n_history, position,
-                                          call.mask, call.token))
+    abi.check(abi.lib().bw24_sample_draft(_floats(logits), len(logits), _ids(ids, len(logits)), len(logits) if ids is None else n_vocab, call.sampler,
+                                          call.history, call.n_history, position, call.mask, call.token))
     return call.token[0]
 
 
 def judge(logits: np.ndarray, draft_logits: np.ndarray, draft: int, params: SamplingParams, history: Sequence[int], position: int,
-          mask: np.ndarray | None = None, ids: Ids | None = None) -> int:
+          mask: np.ndarray | None = None, *, ids: np.ndarray | None = None) -> int:
     """The token after `propose` gave `draft` from `draft_logits` [rows] (of tokens `ids`), by the target's logits [n_vocab]: the draft where it is
     accepted, else a draw from the rest. Distributed as sample's tokens are. The other arguments are those of propose. Raises Bw24Error."""
     call = _Call(params, history, mask)
     logits, draft_logits = np.ascontiguousarray(logits, np.float32), np.ascontiguousarray(draft_logits, np.float32)
-    rows, _ = _ids(ids, len(draft_logits))
-    abi.check(abi.lib().bw24_sample_reject(_floats(logits), len(logits), _floats(draft_logits), len(draft_logits), rows, call.sampler, call.history,
-                                           call.n_history, position, call.mask, draft, call.token))
+    abi.check(abi.lib().bw24_sample_reject(_floats(logits), len(logits), _floats(draft_logits), len(draft_logits), _ids(ids, len(draft_logits)),
+                                           call.sampler, call.history, call.n_history, position, call.mask, draft, call.token))
     return call.token[0]
