@@ -47,6 +47,7 @@ bw24 bench model.gguf                     our own speed
 bw24 bench model.gguf --vs llama.cpp --peer-bin ~/llama.cpp/build/bin --threads 2
 bw24 bench --sizes 512 --tokens 128 --depths 0,4096 --json
 bw24 bench --url http://127.0.0.1:8080 --clients 16   a server, as its clients see it
+bw24 bench model.gguf --row cpu-e847f4c6  a published row again: then, now, intervals
 """
 GATE_TEXT = (
     "The river had been falling for three days, and by the morning of the fourth the stones of the old ford stood dry above the water. "
@@ -74,6 +75,8 @@ def add_commands(commands: Any) -> None:
     bench.add_argument("--rounds", type=_count_from(5), default=5, metavar="N", help="rounds; figures are their medians (default and least: 5)")
     bench.add_argument("--vs", choices=("llama.cpp",), help="alternate with llama.cpp: same file, threads and KV format")
     bench.add_argument("--peer-bin", metavar="DIR", help="folder of llama-bench; without it the llama-cpp-python package is used")
+    bench.add_argument("--row", metavar="ID", help="measure a row of the record again: same file size, cells, threads, peer")
+    bench.add_argument("--records", metavar="DIR", default="research", help="folder of the record for --row (default: research)")
     bench.add_argument("--url", metavar="URL", help="measure an OpenAI-compatible server with streaming requests instead")
     bench.add_argument("--clients", type=_count_from(1), default=8, metavar="N", help="with --url: clients at once (default: 8)")
     bench.add_argument("--requests", type=_count_from(1), metavar="N", help="with --url: requests in all (default: 4 a client)")
@@ -215,15 +218,21 @@ class Subject:
 
 def run_bench(args: argparse.Namespace) -> int:
     """Exit code of `bw24 bench`."""
-    from . import bench
+    from . import bench, records, replay
 
     if args.url:
         return run_bench_url(args)
     cells = bench.default_cells(args.sizes, args.tokens, args.depths)
+    record = None
+    if args.row:
+        record = records.find(Path(args.records), args.row)
+        cells = replay.apply(args, record)
     longest = max(cell.depth + cell.tokens for cell in cells)
     if args.peer_bin and not args.vs:
         raise Bw24Error("--peer-bin names llama-bench; add --vs llama.cpp to measure against it")
     with open_model(args) as model:
+        if record:
+            replay.check_file(record, Path(model.path).name, model.file.size)
         if args.ctx is None:
             args.ctx = min(model.context_length, max(longest, 512))  # what is timed is all that must fit
         with open_engine(model, args) as engine:
@@ -236,10 +245,11 @@ def run_bench(args: argparse.Namespace) -> int:
             with progress_bar("bench", "rounds") as bar:
                 result = bench.run_bench(Subject(engine), peer, cells, args.rounds, wall_gbps=read_wall(engine), progress=bar,
                                          weight_bytes=bytes_per_token(model), context=bench_context(model, engine, check))
+    entries = replay.compare(record, result) if record else []
     if args.json:
-        write_json(result.as_json())
+        write_json(result.as_json() | ({"row": record.id, "compared": entries} if record else {}))
     else:
-        write("\n".join(result.lines()) + "\n")
+        write("\n".join(result.lines() + (replay.lines(record, entries) if record else [])) + "\n")
     return EXIT_OK
 
 
@@ -278,7 +288,8 @@ def find_peer(args: argparse.Namespace, model: Model, engine: Engine, cells: lis
     if len(formats) > 1 or "/" in next(iter(formats)):
         raise Bw24Error(f"--vs llama.cpp needs one KV format for all layers, found {engine.kv}; --kv f16 sets one")
     context = max(cell.depth + cell.tokens for cell in cells)
-    return peer.find_peer(args.peer_bin, Path(model.path), engine.threads, formats.pop(), context)
+    device = "cuda" if engine.backend == "cuda" else "cpu"
+    return peer.find_peer(args.peer_bin, Path(model.path), engine.threads, formats.pop(), context, device)
 
 
 def bytes_per_token(model: Model) -> int:
@@ -308,7 +319,7 @@ def bench_context(model: Model, engine: Engine, check: PrefillCheck) -> dict[str
     return {
         "model": model.name, "file": Path(model.path).name, "file_bytes": model.file.size, "version": __version__,
         "revision": abi.version(), "backend": engine.backend, "isa": engine.isa, "threads": engine.threads, "kv": engine.kv,
-        "cpu": cpu_name(), "gate": check.as_dict(), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "cpu": cpu_name(), "device": engine.device, "gate": check.as_dict(), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 

@@ -67,7 +67,7 @@ class LlamaBench:
         def counts(kind: str) -> str:
             return ",".join(dict.fromkeys(str(c.tokens) for c in cells if c.kind == kind)) or "0"
 
-        where = ["-dev", "none"] if self.device == "cpu" else ["-ngl", "999"]
+        where = ["-dev", "none"] if self.device == "cpu" else ["-ngl", "999", "-fa", "1"]
         return [str(self.binary), "-m", str(self.model), "-t", str(self.threads), "-p", counts("prefill"), "-n", counts("decode"),
                 "-d", str(cells[0].depth), "-r", "1", "-ctk", self.kv, "-ctv", self.kv, *where, "-o", "json"]
 
