@@ -180,6 +180,10 @@ typedef struct bw_backend {
     uint8_t *(*page_new)(bw24_model *m, int klass);
     void (*page_free)(bw24_model *m, int klass, uint8_t *data);
     void (*page_copy)(bw24_model *m, int klass, uint8_t *dst, const uint8_t *src);
+    /* where versions of FOLD state and logs live; all NULL: in host memory (state.c). fold_new: NULL and a message where there is no room */
+    float *(*fold_new)(bw24_model *m, size_t bytes);
+    void (*fold_free)(float *data);
+    int (*fold_clear)(bw24_model *m, float *data, size_t bytes);
     int (*open)(bw24_ctx *ctx);
     void (*close)(bw24_ctx *ctx);
     int (*prepare_tensor)(bw24_model *m, bw_tensor *t); /* pack one tensor */
@@ -191,9 +195,11 @@ typedef struct bw_backend {
     int (*forward)(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
     /* the same, but the likeliest token of each wanted row instead of its logits; NULL: run.c takes them from the logits */
     int (*greedy)(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens);
-    /* runs several lists of a model, leaves the rows of `hidden` in host memory, and takes logits NULL: ops that write them are left out */
+    /* runs several lists of a model, hands on the rows of `hidden`, and takes logits NULL: ops that write them are left out */
     bool roles;
     bool borrows; /* runs lists that read another list's KV caches */
+    /* the first n rows of `hidden` of the pass just run; NULL: they are in bw_list.mem */
+    int (*hidden)(bw24_model *m, bw_list *l, int n, float *out);
 } bw_backend;
 extern const bw_backend bw_backend_ref, bw_backend_cpu;
 #ifdef BW24_CUDA

@@ -140,8 +140,10 @@ static int forward_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t 
     return rc;
 }
 
-static void copy_hidden(const bw_list *l, const bw_batch *b, float *out) {
+static int copy_hidden(bw24_model *m, bw_list *l, const bw_batch *b, float *out) {
+    if (m->ctx->backend->hidden) return m->ctx->backend->hidden(m, l, b->want.n, out);
     memcpy(out, l->mem[l->hidden], (size_t)b->want.n * (size_t)l->bufs[l->hidden].width * sizeof *out);
+    return 0;
 }
 
 /* where the results of a step go; NULL: not wanted */
@@ -156,7 +158,7 @@ static int step(bw24_model *m, const bw24_row *rows, int32_t n, const float *hid
     bw_fpenv e = bw_fpenv_enter();
     int rc = l->borrows ? 0 : reserve(m, &b);
     if (!rc) rc = out.tokens ? forward_greedy(m, l, &b, out.tokens) : m->ctx->backend->forward(m, l, &b, out.logits);
-    if (!rc && out.hidden) copy_hidden(l, &b, out.hidden);
+    if (!rc && out.hidden) rc = copy_hidden(m, l, &b, out.hidden);
     bw_fpenv_leave(e);
     for (int i = 0; i < b.n_seqs; i++) bw_seq_fold_end(&b.seqs[i], !rc);
     if (l->borrows) return rc; /* nothing was appended */

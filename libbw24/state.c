@@ -56,10 +56,14 @@ static size_t fold_bytes(const bw24_model *m, int kind) {
     return (n + 63) & ~(size_t)63;
 }
 
+static float *fold_data(bw24_model *m, int kind) {
+    return m->ctx->backend->fold_new ? m->ctx->backend->fold_new(m, fold_bytes(m, kind)) : aligned_alloc(64, fold_bytes(m, kind));
+}
+
 static bw_fold *fold_take(bw24_model *m, int kind) {
     bw_fold *f = m->spare[kind];
     if (f) m->spare[kind] = f->next;
-    else if ((f = calloc(1, sizeof *f)) && !(f->data = aligned_alloc(64, fold_bytes(m, kind)))) {
+    else if ((f = calloc(1, sizeof *f)) && !(f->data = fold_data(m, kind))) {
         free(f);
         f = NULL;
     }
@@ -85,7 +89,8 @@ void bw_fold_free_spares(bw24_model *m) {
     for (int k = 0; k < 2; k++)
         for (bw_fold *f = m->spare[k], *next; f; f = next) {
             next = f->next;
-            free(f->data);
+            if (m->ctx->backend->fold_free) m->ctx->backend->fold_free(f->data);
+            else free(f->data);
             free(f);
         }
 }
@@ -102,7 +107,8 @@ int bw_seq_fold_begin(bw_seq_rows *r) {
     bw24_model *m = r->seq->model;
     if (!r->seq->live) {
         if (!(r->seq->live = fold_take(m, STATE))) return BW24_E_MEMORY;
-        memset(r->seq->live->data, 0, fold_bytes(m, STATE));
+        if (m->ctx->backend->fold_clear) BW_TRY(m->ctx->backend->fold_clear(m, r->seq->live->data, fold_bytes(m, STATE)));
+        else memset(r->seq->live->data, 0, fold_bytes(m, STATE));
     }
     r->n_log = r->n < BW_LOG_ROWS ? r->n : BW_LOG_ROWS;
     r->live = fold_ref(r->seq->live);

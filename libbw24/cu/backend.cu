@@ -32,12 +32,19 @@ int cu_alloc(bw24_model *m, void **out, size_t bytes, const char *what) {
 }
 
 /* device memory that lives as long as the model */
-static int model_alloc(bw24_model *m, void **out, size_t bytes, const char *what) {
+int cu_model_alloc(bw24_model *m, void **out, size_t bytes, const char *what) {
     int rc = cu_alloc(m, out, bytes, what);
     if (rc) return rc;
     model_of(m)->owned.push_back(*out);
     m->work_bytes += bytes;
     return 0;
+}
+
+int cu_share(bw24_model *m, void **mem, size_t *have, size_t need, const char *what) {
+    if (need <= *have) return 0;
+    int rc = cu_model_alloc(m, mem, need, what);
+    if (!rc) *have = need;
+    return rc;
 }
 
 /* ---- opening */
@@ -151,14 +158,14 @@ static void cuda_page_copy(bw24_model *m, int klass, uint8_t *dst, const uint8_t
 }
 
 /* ---- resolving a list */
-static int upload_dense(bw24_model *m, const bw_tensor *t, const float **out) {
+int cu_upload_dense(bw24_model *m, const bw_tensor *t, const float **out) {
     CuModel *s = model_of(m);
     float *&d = s->dense[t];
     *out = NULL;
     if (!t) return 0;
     if (!d) {
         size_t n = (size_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]) * sizeof(float);
-        int rc = model_alloc(m, (void **)&d, n, t->name);
+        int rc = cu_model_alloc(m, (void **)&d, n, t->name);
         if (rc) return rc;
         cudaError_t e = cudaMemcpy(d, t->dense, n, cudaMemcpyHostToDevice);
         if (e) return cu_fail(m->ctx, e, t->name);
@@ -167,8 +174,8 @@ static int upload_dense(bw24_model *m, const bw_tensor *t, const float **out) {
     return 0;
 }
 
-static int add_rope(bw24_model *m, const bw_op *op, const float **cs) {
-    CuModel *s = model_of(m);
+static int add_rope(bw24_model *m, const bw_list *l, const bw_op *op, const float **cs) {
+    CuList *s = list_of(l);
     for (auto &r : s->ropes)
         if (r.rot == op->i[2] && r.base == op->f[0] && r.scale == op->f[1] && r.ff == op->w[0]) { *cs = r.cs; return 0; }
     if (s->ropes.size() == 8) return bw_fail(BW24_E_UNSUPPORTED, "backend cuda: more than 8 different rotations");
@@ -176,8 +183,8 @@ static int add_rope(bw24_model *m, const bw_op *op, const float **cs) {
     int half = r.rot / 2;
     std::vector<double> inv((size_t)half);
     for (int i = 0; i < half; i++) inv[(size_t)i] = bw_inv_freq(r.base, i, r.rot) / (double)(r.ff ? r.ff->dense[i] : 1.0f);
-    int rc = model_alloc(m, (void **)&r.inv, (size_t)half * sizeof(double), "a rotation");
-    if (!rc) rc = model_alloc(m, (void **)&r.cs, (size_t)m->max_rows * (size_t)r.rot * sizeof(float), "a rotation");
+    int rc = cu_model_alloc(m, (void **)&r.inv, (size_t)half * sizeof(double), "a rotation");
+    if (!rc) rc = cu_model_alloc(m, (void **)&r.cs, (size_t)m->max_rows * (size_t)r.rot * sizeof(float), "a rotation");
     if (rc) return rc;
     cudaError_t e = cudaMemcpy(r.inv, inv.data(), (size_t)half * sizeof(double), cudaMemcpyHostToDevice);
     if (e) return cu_fail(m->ctx, e, "a rotation");
@@ -200,7 +207,7 @@ static int refuse_width(const bw_list *l, int op) {
 }
 
 static int row_op(bw24_model *m, const bw_list *l, int index) {
-    CuModel *s = model_of(m);
+    CuList *s = list_of(l);
     const bw_op *op = &l->ops[index];
     RowOp r = {};
     auto buf = [&](int i) { return op->buf[i] >= 0 ? s->buf[(size_t)op->buf[i]] : NULL; };
@@ -221,15 +228,24 @@ static int row_op(bw24_model *m, const bw_list *l, int index) {
     case BW_OP_ROPE: {
         r.code = ROW_ROPE;
         for (int i = 0; i < 4; i++) r.i[i] = op->i[i];
-        int rc = add_rope(m, op, &r.cs);
+        int rc = add_rope(m, l, op, &r.cs);
         if (rc) return rc;
         break;
     }
+    case BW_OP_DECAY: {
+        r.code = ROW_DECAY;
+        int rc = cu_upload_dense(m, op->w[1], &r.cs);
+        if (rc) return rc;
+        break;
+    }
+    case BW_OP_CONCAT: r.code = ROW_CONCAT; break;
+    case BW_OP_HIDDEN: r.code = ROW_SLICE; r.i[0] = 1; r.a = s->hidden; r.na = r.n; break;
+    case BW_OP_ROUTE: r.code = ROW_ROUTE; for (int i = 0; i < 4; i++) r.i[i] = op->i[i + 1]; break;
     case BW_OP_KV_APPEND: r.code = ROW_APPEND; r.kv = cu_kv_place(&l->kvs[op->kv]); r.a = buf(0); r.b = buf(1); r.na = width(0); r.nb = width(1); r.y = NULL; break;
     default: return refuse(l, index);
     }
-    if (op->code == BW_OP_NORM || op->code == BW_OP_SCALE) {
-        int rc = upload_dense(m, op->w[0], &r.w);
+    if (op->code == BW_OP_NORM || op->code == BW_OP_SCALE || op->code == BW_OP_DECAY || op->code == BW_OP_ROUTE) {
+        int rc = cu_upload_dense(m, op->w[0], &r.w);
         if (rc) return rc;
     }
     s->row_ops.push_back(r);
@@ -285,36 +301,38 @@ static bool chain_op(const bw_list *l, const RowOp &r, const bw_op *op, HeadArgs
 }
 
 /* turns the step just built from CU_ROWS into CU_HEADS where all of its ops fit */
-static void try_heads(CuModel *s, const bw_list *l) {
+static void try_heads(CuList *s, const bw_list *l) {
     CuStep &c = s->steps.back();
     HeadArgs a = {};
     int bufs[3];
     if (c.kind != CU_ROWS || c.want) return;
     for (int i = 0; i < c.n; i++)
-        if (!chain_op(l, s->row_ops[(size_t)(c.rows_at + i)], &l->ops[c.first + i], &a, bufs)) return;
+        if (!chain_op(l, s->row_ops[(size_t)(c.at + i)], &l->ops[c.first + i], &a, bufs)) return;
     for (int i = 0; i < a.n; i++) {
         for (int j = 0; j < a.n; j++)
             if (i != j && a.c[i].x == a.c[j].y) return; /* one warp would overwrite what another reads */
         a.heads += a.c[i].heads;
     }
     c.kind = CU_HEADS;
-    c.rows_at = (int)s->heads.size();
+    c.out = -1;
+    c.at = (int)s->heads.size();
     s->heads.push_back(a);
 }
 
 /* EMBED stands alone; the other row ops of the step form runs */
 static int resolve_rows(bw24_model *m, bw_list *l, const bw_step *st) {
-    CuModel *s = model_of(m);
+    CuList *s = list_of(l);
     for (int i = st->first; i < st->first + st->n; i++) {
         const bw_op *op = &l->ops[i];
         if (op->code == BW_OP_EMBED) {
             if (!op->w[0]->packed) { int rc = cu_pack_tensor(m, op->w[0]); if (rc) return rc; }
-            s->steps.push_back({CU_EMBED, st, i, 1, 0, false, op->buf[0], false});
+            s->steps.push_back({CU_EMBED, st, i, 1, 0, false, op->buf[0], false, i});
             continue;
         }
         bool joins = !s->steps.empty() && s->steps.back().kind == CU_ROWS && s->steps.back().step == st;
-        if (!joins) s->steps.push_back({CU_ROWS, st, i, 0, (int)s->row_ops.size(), is_want(l, op), -1, false});
+        if (!joins) s->steps.push_back({CU_ROWS, st, i, 0, (int)s->row_ops.size(), is_want(l, op), -1, false, i});
         s->steps.back().n++;
+        s->steps.back().out = op->code == BW_OP_KV_APPEND ? -1 : op->buf[0];
         int rc = row_op(m, l, i);
         if (rc) return rc;
     }
@@ -323,22 +341,30 @@ static int resolve_rows(bw24_model *m, bw_list *l, const bw_step *st) {
 }
 
 static int resolve_step(bw24_model *m, bw_list *l, const bw_step *st) {
-    CuModel *s = model_of(m);
+    CuList *s = list_of(l);
     const bw_op *op = &l->ops[st->first];
     const float *unused;
     if (st->kind == BW_STEP_ROWS) return resolve_rows(m, l, st);
     if (st->kind == BW_STEP_LINEARS) {
         if (st->norm >= 0 && l->bufs[l->ops[st->norm].buf[0]].width > NORM_MAX) return refuse_width(l, st->norm);
         int last = st->glu >= 0 ? st->glu : st->add >= 0 ? st->add : st->lin0 + st->n_lin - 1, rc = 0;
-        for (int i = 0; i < st->n_lin && !rc; i++) rc = upload_dense(m, l->ops[st->lin0 + i].w[1], &unused);
-        if (!rc && st->norm >= 0) rc = upload_dense(m, l->ops[st->norm].w[0], &unused);
-        s->steps.push_back({CU_LINEARS, st, st->first, st->n, 0, is_want(l, &l->ops[st->lin0]), l->ops[last].buf[0], false});
+        for (int i = 0; i < st->n_lin && !rc; i++) rc = cu_upload_dense(m, l->ops[st->lin0 + i].w[1], &unused);
+        if (!rc && st->norm >= 0) rc = cu_upload_dense(m, l->ops[st->norm].w[0], &unused);
+        s->steps.push_back({CU_LINEARS, st, st->first, st->n, 0, is_want(l, &l->ops[st->lin0]), l->ops[last].buf[0], false, st->first});
         return rc;
     }
-    if (op->code == BW_OP_ATTEND) s->steps.push_back({CU_ATTEND, st, st->first, 1, 0, is_want(l, op), op->buf[0], false});
-    else if (op->code == BW_OP_PICK_ROWS) s->steps.push_back({CU_PICK, st, st->first, 1, 0, true, op->buf[0], false});
-    else return refuse(l, st->first);
-    return 0;
+    CuStep c = {CU_ATTEND, st, st->first, 1, 0, is_want(l, op), op->buf[0], false, st->first};
+    int rc = 0;
+    switch (op->code) {
+    case BW_OP_ATTEND: break;
+    case BW_OP_PICK_ROWS: c.kind = CU_PICK; break;
+    case BW_OP_CONV: c.kind = CU_CONV; rc = cu_resolve_fold(m, l, st->first, &c); break;
+    case BW_OP_DELTA: c.kind = CU_DELTA; rc = cu_resolve_fold(m, l, st->first, &c); break;
+    case BW_OP_EXPERTS: c.kind = CU_EXPERTS; rc = cu_resolve_experts(m, l, st->first, &c); break;
+    default: return refuse(l, st->first);
+    }
+    s->steps.push_back(c);
+    return rc;
 }
 
 static bool writes_buf(const bw_list *l, const CuStep &c, int buf) {
@@ -353,25 +379,31 @@ static bool step_quants(const bw_list *l, const bw_step *st) {
 }
 static int linear_input(const bw_list *l, const CuStep &c) { return l->ops[c.step->lin0].buf[1]; }
 
+/* the buffer that a step reads quantised, -1: none */
+static int quant_input(const bw_list *l, const CuList *s, const CuStep &c) {
+    if (c.kind == CU_LINEARS && step_quants(l, c.step)) return linear_input(l, c);
+    return c.kind == CU_EXPERTS && s->experts[(size_t)c.at].k[BW_EXP_GATE] ? s->experts[(size_t)c.at].x : -1;
+}
+
+static int make_acts(bw24_model *m, bw_list *l, int buf, const char *what) {
+    CuList *s = list_of(l);
+    size_t rows = ((size_t)m->max_rows + 127) / 128 * 128, w = (size_t)l->bufs[buf].width;
+    return s->acts[(size_t)buf] ? 0 : cu_model_alloc(m, (void **)&s->acts[(size_t)buf], rows * w + rows * (w / 32) * 12, what);
+}
+
 /* which buffers need a quantised form, and which producers should make it */
 static int resolve_acts(bw24_model *m, bw_list *l) {
-    CuModel *s = model_of(m);
-    size_t rows = ((size_t)m->max_rows + 127) / 128 * 128;
+    CuList *s = list_of(l);
     for (auto &c : s->steps) {
-        if (c.kind != CU_LINEARS || !step_quants(l, c.step)) continue;
-        int x = linear_input(l, c);
-        int64_t w = l->bufs[x].width;
-        if (s->acts[(size_t)x]) continue;
-        int rc = model_alloc(m, (void **)&s->acts[(size_t)x], rows * (size_t)w + rows * (size_t)(w / 32) * 12, "quantised activations");
+        int x = quant_input(l, s, c), rc = x < 0 ? 0 : make_acts(m, l, x, "quantised activations");
         if (rc) return rc;
     }
     for (auto &c : s->steps) { /* queries over q8_0 keys */
         if (c.kind != CU_ATTEND) continue;
         const bw_op *op = &l->ops[c.first];
-        int q = op->buf[1], dim = l->kvs[op->kv].desc.dim;
-        int64_t w = l->bufs[q].width;
-        if (s->acts[(size_t)q] || cu_kv_place(&l->kvs[op->kv]).k != KV_Q8_0 || (dim != 64 && dim != 128 && dim != 256)) continue;
-        int rc = model_alloc(m, (void **)&s->acts[(size_t)q], rows * (size_t)w + rows * (size_t)(w / 32) * 12, "quantised queries");
+        int dim = l->kvs[op->kv].desc.dim;
+        if (cu_kv_place(&l->kvs[op->kv]).k != KV_Q8_0 || (dim != 64 && dim != 128 && dim != 256)) continue;
+        int rc = make_acts(m, l, op->buf[1], "quantised queries");
         if (rc) return rc;
     }
     for (size_t i = 0; i < s->steps.size(); i++) {
@@ -379,7 +411,12 @@ static int resolve_acts(bw24_model *m, bw_list *l) {
         if (c.out < 0 || !s->acts[(size_t)c.out]) continue;
         for (size_t j = i + 1; j < s->steps.size(); j++) {
             const CuStep &r = s->steps[j];
-            if (r.kind == CU_LINEARS && r.step->norm < 0 && linear_input(l, r) == c.out && step_quants(l, r.step)) { c.quant_out = true; break; }
+            bool norm = r.kind == CU_LINEARS && r.step->norm >= 0;
+            if (!norm && quant_input(l, s, r) == c.out) {
+                c.quant_out = true;
+                c.quant_op = r.kind == CU_LINEARS ? r.step->lin0 : r.first;
+                break;
+            }
             if (writes_buf(l, r, c.out)) break;
         }
     }
@@ -393,7 +430,8 @@ int cu_max_pieces(const bw24_model *m, const bw_kv *kv) {
 
 /* room for the pieces of as many rows as fit SPLIT_BYTES */
 static int make_pieces(bw24_model *m, bw_list *l) {
-    CuModel *s = model_of(m);
+    CuModel *all = model_of(m);
+    CuList *s = list_of(l);
     size_t most = 0, heads = 0;
     for (int i = 0; i < l->n_ops; i++) {
         const bw_op *op = &l->ops[i];
@@ -406,12 +444,16 @@ static int make_pieces(bw24_model *m, bw_list *l) {
     size_t rows = SPLIT_BYTES / most;
     s->split_rows = (int)(rows < 1 ? 1 : rows > SPLIT_ROWS ? SPLIT_ROWS : rows);
     if (s->split_rows > m->max_rows) s->split_rows = m->max_rows;
-    int rc = model_alloc(m, (void **)&s->pieces, (size_t)s->split_rows * most, "attention over many keys");
-    return rc ? rc : model_alloc(m, (void **)&s->piece_nl, (size_t)s->split_rows * heads * sizeof(float2), "attention over many keys");
+    size_t bytes = (size_t)s->split_rows * most, nl_bytes = (size_t)s->split_rows * heads * sizeof(float2);
+    int rc = cu_share(m, (void **)&all->pieces, &all->pieces_bytes, bytes, "attention over many keys");
+    if (!rc) rc = cu_share(m, (void **)&all->piece_nl, &all->piece_nl_bytes, nl_bytes, "attention over many keys");
+    s->pieces = all->pieces;
+    s->piece_nl = all->piece_nl;
+    return rc;
 }
 
 static int make_memory(bw24_model *m, bw_list *l) {
-    CuModel *s = model_of(m);
+    CuList *s = list_of(l);
     s->buf.assign((size_t)l->n_bufs, NULL);
     s->acts.assign((size_t)l->n_bufs, NULL);
     for (int i = 0; i < l->n_bufs; i++) {
@@ -419,15 +461,20 @@ static int make_memory(bw24_model *m, bw_list *l) {
         l->mem[i] = NULL;
         if (i == l->logits) continue;
         m->work_bytes -= ((size_t)m->max_rows * (size_t)l->bufs[i].width * sizeof(float) + 63) & ~(size_t)63;
-        int rc = model_alloc(m, (void **)&s->buf[(size_t)i], (size_t)m->max_rows * (size_t)l->bufs[i].width * sizeof(float), l->bufs[i].name);
+        int rc = cu_model_alloc(m, (void **)&s->buf[(size_t)i], (size_t)m->max_rows * (size_t)l->bufs[i].width * sizeof(float), l->bufs[i].name);
+        if (rc) return rc;
+    }
+    for (int i = 0; i < l->n_ops; i++) {
+        if (l->ops[i].code != BW_OP_HIDDEN || s->hidden) continue;
+        int rc = cu_model_alloc(m, (void **)&s->hidden, (size_t)m->max_rows * (size_t)l->bufs[l->ops[i].buf[0]].width * sizeof(float), "hidden rows");
         if (rc) return rc;
     }
     s->logits_rows = m->max_rows < WANT_CHUNK ? m->max_rows : WANT_CHUNK;
     size_t vocab = (size_t)l->bufs[l->logits].width, pages = (size_t)(m->max_context / BW_PAGE_TOKENS + 2) * BW_MAX_CLASS;
-    int rc = model_alloc(m, (void **)&s->buf[(size_t)l->logits], (size_t)s->logits_rows * vocab * sizeof(float), "logits");
+    int rc = cu_model_alloc(m, (void **)&s->buf[(size_t)l->logits], (size_t)s->logits_rows * vocab * sizeof(float), "logits");
     if (rc) return rc;
-    s->step_cap = 256 + (size_t)m->max_rows * (8 + 4 * (4 + 2 * BW_MAX_CLASS)) + 16 * pages * 8;
-    if ((rc = model_alloc(m, (void **)&s->step_dev, s->step_cap, "the rows of a step"))) return rc;
+    s->step_cap = 512 + (size_t)m->max_rows * (8 + 4 * (4 + 2 * BW_MAX_CLASS) + sizeof(FoldSeq) + 2 * sizeof(int)) + 16 * pages * 8;
+    if ((rc = cu_model_alloc(m, (void **)&s->step_dev, s->step_cap, "the rows of a step"))) return rc;
     cudaError_t e = cudaHostAlloc(&s->step_host, s->step_cap, cudaHostAllocDefault);
     if (!e) e = cudaHostAlloc(&s->logits_host, (size_t)s->logits_rows * vocab * sizeof(float), cudaHostAllocDefault);
     for (int i = 0; i < 2 && !e; i++) e = cudaEventCreateWithFlags(&s->pace[i], cudaEventDisableTiming);
@@ -445,16 +492,18 @@ static int cuda_prepare_tensor(bw24_model *m, bw_tensor *t) {
 }
 
 static int cuda_prepare_list(bw24_model *m, bw_list *l) {
-    CuModel *s = state_of(m);
-    int rc = cu_alive(m->ctx);
-    if (s->list) return bw_fail(BW24_E_UNSUPPORTED, "list %s: backend cuda runs one list a model", l->role);
-    if (!rc) rc = make_memory(m, l);
+    state_of(m);
+    CuList *s = new CuList();
+    l->priv = s;
     s->list = l;
+    int rc = cu_alive(m->ctx);
+    if (!rc) rc = make_memory(m, l);
     for (int i = 0; i < l->plan->n_steps && !rc; i++) rc = resolve_step(m, l, &l->plan->steps[i]);
     if (!rc) rc = resolve_acts(m, l);
     if (!rc) rc = make_pieces(m, l);
+    if (!rc && l->n_states) rc = cu_resolve_replay(m, l);
     size_t bytes = s->row_ops.size() * sizeof(RowOp);
-    if (!rc && bytes) rc = model_alloc(m, (void **)&s->row_mem, bytes, "row ops");
+    if (!rc && bytes) rc = cu_model_alloc(m, (void **)&s->row_mem, bytes, "row ops");
     if (rc || !bytes) return rc;
     cudaError_t e = cudaMemcpy(s->row_mem, s->row_ops.data(), bytes, cudaMemcpyHostToDevice);
     return e ? cu_fail(m->ctx, e, "row ops") : 0;
@@ -466,23 +515,32 @@ static void cuda_free_tensor(bw_tensor *t) {
     free(x);
 }
 
-void cu_drop_graphs(CuModel *s) {
-    for (auto &g : s->graph)
-        if (g.exec) { cudaGraphExecDestroy(g.exec); g.exec = NULL; }
+void cu_drop_graphs(CuList *s) {
+    for (auto &g : s->graphs)
+        if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
+    s->graphs.clear();
+}
+
+static void free_list(bw_list *l) {
+    CuList *s = list_of(l);
+    if (!s) return;
+    cu_drop_graphs(s);
+    if (s->step_host) cudaFreeHost(s->step_host);
+    if (s->logits_host) cudaFreeHost(s->logits_host);
+    for (auto &e : s->pace)
+        if (e) cudaEventDestroy(e);
+    delete s;
+    l->priv = NULL;
 }
 
 static void cuda_free_model(bw24_model *m) {
     CuModel *s = model_of(m);
     cudaSetDevice(ctx_of(m)->device);
     cudaStreamSynchronize(ctx_of(m)->q.stream);
+    for (int i = 0; i < m->n_lists; i++) free_list(m->lists[i]);
     if (!s) return;
-    cu_drop_graphs(s);
     for (void *p : s->owned) cudaFree(p);
     for (uint8_t *p : s->slabs) cudaFree(p);
-    if (s->step_host) cudaFreeHost(s->step_host);
-    if (s->logits_host) cudaFreeHost(s->logits_host);
-    for (auto &e : s->pace)
-        if (e) cudaEventDestroy(e);
     delete s;
     m->priv = NULL;
 }
@@ -503,6 +561,12 @@ static bw_backend make_backend() {
     b.prepare_list = bw::cuda_prepare_list;
     b.free_tensor = bw::cuda_free_tensor;
     b.free_model = bw::cuda_free_model;
+    b.fold_new = bw::cu_fold_new;
+    b.fold_free = bw::cu_fold_free;
+    b.fold_clear = bw::cu_fold_clear;
+    b.replay = bw::cu_replay;
+    b.hidden = bw::cu_hidden;
+    b.roles = true;
     b.forward = bw::cu_forward;
     b.greedy = bw::cu_greedy;
     return b;

@@ -5,60 +5,80 @@
 #include <map>
 #include <vector>
 #include "../internal.h"
+#include "fold.cuh"
 #include "heads.cuh"
+#include "moe.cuh"
 #include "launch.h"
 #include "rows.cuh"
 
 namespace bw {
 
-enum { GRAPH_ROWS = 32, SMALL_ROWS = 32, STAGE_BYTES = 32 << 20, WANT_CHUNK = 32, SPLIT_ROWS = 32, SPLIT_BYTES = 512 << 20 };
+enum { GRAPH_ROWS = 32, SMALL_ROWS = 32, STAGE_BYTES = 32 << 20, WANT_CHUNK = 32, EXPERT_ROWS = 32, SPLIT_ROWS = 32, SPLIT_BYTES = 512 << 20 };
 
 struct CuCtx {
     int device;
     Queue q;
     cudaError_t dead; /* a device fault: every later call says so */
     uint8_t *stage[2]; /* pinned, for loading; made at the first tensor */
+    int turn;          /* the half to fill next */
     cudaEvent_t staged[2];
     uint8_t *raw[2];   /* on the device */
 };
 
-/* one matrix of a tensor */
+/* a tensor: one matrix, or those of all experts */
 struct CuMatrix {
     const LinearKernels *k; /* NULL: float weights as in the file */
     int float_type, minima; /* minima: the type's values have a minimum */
+    int parts;              /* matrices of this shape, one behind the other */
     uint8_t *w;
     int rows, cols, segs, blocks;
     float scale;
-    size_t bytes;
+    size_t bytes;           /* of one part */
 };
 
 struct CuRope { int rot; double base, scale; const bw_tensor *ff; double *inv; float *cs; };
 
 /* one launch of a step, resolved; a plan step is one or several */
-enum CuKind { CU_EMBED, CU_ROWS, CU_HEADS, CU_LINEARS, CU_ATTEND, CU_PICK };
+enum CuKind { CU_EMBED, CU_ROWS, CU_HEADS, CU_LINEARS, CU_ATTEND, CU_PICK, CU_CONV, CU_DELTA, CU_EXPERTS };
 struct CuStep {
     CuKind kind;
     const bw_step *step;
     int first, n;      /* ops covered, for CU_EMBED, CU_ROWS, CU_ATTEND, CU_PICK */
-    int rows_at;       /* CU_ROWS: index into the model's RowOps; CU_HEADS: into its HeadArgs */
+    int at;            /* where its operands stand: CU_ROWS in the list's row_ops, CU_HEADS in heads, CU_CONV in convs, ... */
     bool want;         /* runs on the wanted rows */
     int out;           /* buffer written, -1 none or several */
     bool quant_out;    /* the next reader of `out` wants it quantised */
+    int quant_op;      /* CU_ROWS: the op that a fault of that names */
 };
+
+/* EXPERTS: gate, up, down */
+struct CuExperts {
+    ExpertMatrix m[3];
+    const ExpertKernels *k[3]; /* NULL: float weights */
+    int float_type[3];
+    int experts, top, gelu, x, route, y; /* buffers */
+};
+/* scratch of EXPERTS, shared by the layers and lists of a model; a pair is (row, slot) */
+enum MoePart { MOE_H, MOE_U, MOE_D, MOE_MID, MOE_ORDER, MOE_PARTS };
+struct CuMoe { void *mem[MOE_PARTS]; size_t bytes[MOE_PARTS]; };
 
 struct CuGraph { cudaGraphExec_t exec; int uses; };
 
-struct CuModel {
+/* per list: bw_list.priv. Device memory belongs to the model. */
+struct CuList {
     bw_list *list;
     std::vector<float *> buf;     /* device [max_rows][width]; the logits' is made for as many rows as were wanted so far */
     std::vector<int8_t *> acts;   /* device memory of a buffer's quantised form, or NULL */
     std::vector<CuStep> steps;
     std::vector<RowOp> row_ops;
     std::vector<HeadArgs> heads;
+    std::vector<ConvArgs> convs;
+    std::vector<DeltaArgs> deltas;
+    std::vector<CuExperts> experts;
+    CuMoe moe;
     RowOp *row_mem;
     std::vector<CuRope> ropes;
-    std::map<const bw_tensor *, float *> dense;
-    CuGraph graph[GRAPH_ROWS + 1];
+    std::map<int, CuGraph> graphs; /* by graph_key */
     /* ATTEND of few rows: (n, l, o) of every piece, for split_rows rows */
     float *pieces;
     float2 *piece_nl;
@@ -66,20 +86,40 @@ struct CuModel {
     /* the step's rows */
     uint8_t *step_host, *step_dev;
     size_t step_cap;
+    float *hidden;                /* the caller's hidden rows; NULL where the list takes none */
     float *logits_host;           /* pinned [WANT_CHUNK][vocab] */
     int logits_rows;
+    cudaEvent_t pace[2];          /* bound how far the host runs ahead of the device, so that a cancellation is heard */
+};
+
+/* per model */
+struct CuModel {
+    std::map<const bw_tensor *, float *> dense;
     /* KV pages: slabs cut into pages */
     std::vector<uint8_t *> slabs;
     std::vector<uint8_t *> free_pages[BW_MAX_CLASS];
     std::vector<void *> owned;    /* all other device memory */
-    cudaEvent_t pace[2];          /* bound how far the host runs ahead of the device, so that a cancellation is heard */
+    /* lists run one at a time: they share what they need while they run */
+    CuMoe moe;
+    ReplayOp *replay;             /* of the first list */
+    int n_replay, replay_items;
+    float *pieces;
+    float2 *piece_nl;
+    size_t pieces_bytes, piece_nl_bytes;
 };
 
 inline CuCtx *ctx_of(const bw24_model *m) { return (CuCtx *)m->ctx->priv; }
 inline CuModel *model_of(const bw24_model *m) { return (CuModel *)m->priv; }
+inline CuList *list_of(const bw_list *l) { return (CuList *)l->priv; }
 
 /* device memory, or a message that says for what and how much */
 int cu_alloc(bw24_model *m, void **out, size_t bytes, const char *what);
+/* the same, given back with the model and counted as work memory */
+int cu_model_alloc(bw24_model *m, void **out, size_t bytes, const char *what);
+/* for a pointer that lists share: made again where `need` exceeds what it has, for graphs of earlier lists still name the old */
+int cu_share(bw24_model *m, void **mem, size_t *have, size_t need, const char *what);
+/* the f32 form of a small tensor on the device; NULL for NULL */
+int cu_upload_dense(bw24_model *m, const bw_tensor *t, const float **out);
 int cu_fail(bw24_ctx *c, cudaError_t e, const char *what);
 int cu_alive(bw24_ctx *c);
 int cu_check_card(int index, cudaDeviceProp *p); /* makes it the thread's device; an error says why it cannot be used */
@@ -89,7 +129,17 @@ bool cu_kv_format(const bw_type_info *t, int *format);
 KvPlace cu_kv_place(const bw_kv *kv);
 int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
 int cu_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens);
-void cu_drop_graphs(CuModel *s);
+int cu_hidden(bw24_model *m, bw_list *l, int n, float *out);
+/* fold.cu: FOLD state in device memory (bw_backend.fold_*) */
+float *cu_fold_new(bw24_model *m, size_t bytes);
+void cu_fold_free(float *data);
+int cu_fold_clear(bw24_model *m, float *data, size_t bytes);
+int cu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to);
+int cu_resolve_fold(bw24_model *m, bw_list *l, int op, CuStep *c);
+int cu_resolve_replay(bw24_model *m, bw_list *l);
+/* experts.cu */
+int cu_resolve_experts(bw24_model *m, bw_list *l, int op, CuStep *c);
+void cu_drop_graphs(CuList *s);
 
 } // namespace bw
 #endif

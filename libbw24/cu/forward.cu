@@ -2,7 +2,7 @@
  * Owns the choice of kernels and the graphs. Work of a step depends on its number of rows alone: positions, tokens and page tables are read from
  * device memory, so a graph serves every context length. */
 #include <cstring>
-#include "cuda.h"
+#include "forward.h"
 #include "op_attend_any.cuh"
 #include "op_attend_merge.cuh"
 #include "op_float.cuh"
@@ -11,34 +11,31 @@
 
 namespace bw {
 
-/* what the launches of one pass share */
-struct Pass {
-    bw24_model *m;
-    bw_list *l;
-    CuModel *s;
-    Queue *q;
-    StepRows rows;
-    std::vector<char> quantised; /* per buffer: its quantised form is current */
-};
+static const float *dense_of(const Pass &p, const bw_tensor *t) { return t ? model_of(p.m)->dense.at(t) : NULL; }
 
-static float *buf_of(const Pass &p, int b) { return p.s->buf[(size_t)b]; }
-static int width_of(const Pass &p, int b) { return (int)p.l->bufs[b].width; }
-static int rows_of(const Pass &p, const CuStep &c) { return c.want ? p.rows.n_want : p.rows.n; }
-static const float *dense_of(const Pass &p, const bw_tensor *t) { return t ? p.s->dense.at(t) : NULL; }
-
-/* the quantised form of a buffer for n rows: codes, then scales and sums */
-static Acts acts_of(const Pass &p, int b, int n) {
+Acts acts_in(int8_t *mem, size_t cap, int cols, int ld) {
     Acts a = {};
-    size_t cap = ((size_t)p.m->max_rows + 127) / 128 * 128;
-    a.cols = width_of(p, b);
-    a.ld = n <= 8 ? 8 : n <= 32 ? 32 : (n + 127) / 128 * 128;
-    a.q = p.s->acts[(size_t)b];
-    if (!a.q) return a;
-    a.delta = (float *)(a.q + cap * (size_t)a.cols);
-    a.sum = a.delta + cap * (size_t)(a.cols / 32);
-    a.low = a.sum + cap * (size_t)(a.cols / 32);
+    a.cols = cols;
+    a.ld = ld;
+    a.q = mem;
+    if (!mem) return a;
+    a.delta = (float *)(mem + cap * (size_t)cols);
+    a.sum = a.delta + cap * (size_t)(cols / 32);
+    a.low = a.sum + cap * (size_t)(cols / 32);
     return a;
 }
+Acts acts_of(const Pass &p, int b, int n) {
+    size_t cap = ((size_t)p.m->max_rows + 127) / 128 * 128;
+    return acts_in(p.s->acts[(size_t)b], cap, width_of(p, b), n <= 8 ? 8 : n <= 32 ? 32 : (n + 127) / 128 * 128);
+}
+void want_quantised(Pass &p, int b, int n, int op) {
+    if (p.quantised[(size_t)b]) return;
+    int w = width_of(p, b);
+    launch(*p.q, k_quant<false>, dim3((unsigned)((w / 32 + 7) / 8), (unsigned)n), 256, 0, (const float *)buf_of(p, b), (const float *)NULL, (float *)NULL,
+           acts_of(p, b, n), w, 0, p.rows.fault, op);
+    p.quantised[(size_t)b] = 1;
+}
+
 /* rows [r0, r0 + 8) of it */
 static Acts acts_from(const Acts &a, int r0) {
     Acts b = a;
@@ -165,22 +162,21 @@ static void run_linears(Pass &p, const CuStep &c) {
     int n = rows_of(p, c), x = p.l->ops[st->lin0].buf[1];
     bool quant = false;
     for (int i = 0; i < st->n_lin; i++) quant |= matrix_of(&p.l->ops[st->lin0 + i])->k != NULL;
-    Acts a = {};
     LinearNorm norm = {};
-    if (quant) a = acts_of(p, x, n);
+    Acts a = acts_of(p, x, n); /* q NULL where nobody reads it quantised */
+    if (!p.logits && p.l->ops[st->lin0].buf[0] == p.l->logits) { /* only the norm is left, whose rows may be handed on */
+        if (st->norm >= 0) run_norm(p, &p.l->ops[st->norm], st->lin0, a, n);
+        p.quantised[(size_t)x] = a.q != NULL;
+        return;
+    }
     if (norm_inside(p, st, n)) {
         const bw_op *op = &p.l->ops[st->norm];
         norm = {buf_of(p, op->buf[1]), dense_of(p, op->w[0]), buf_of(p, x), (float)op->f[0], op->i[1], st->lin0};
         p.quantised[(size_t)x] = 0;
     } else if (st->norm >= 0) {
         run_norm(p, &p.l->ops[st->norm], st->lin0, a, n);
-        p.quantised[(size_t)x] = quant;
-    } else if (quant && !p.quantised[(size_t)x]) {
-        int w = width_of(p, x);
-        launch(*p.q, k_quant<false>, dim3((unsigned)((w / 32 + 7) / 8), (unsigned)n), 256, 0, (const float *)buf_of(p, x), (const float *)NULL, (float *)NULL, a, w, 0,
-               p.rows.fault, st->lin0);
-        p.quantised[(size_t)x] = 1;
-    }
+        p.quantised[(size_t)x] = a.q != NULL;
+    } else if (quant) want_quantised(p, x, n, st->lin0);
     if (st->glu >= 0) return glu_linears(p, c, a, norm, n);
     plain_linears(p, c, a, norm, n);
     for (int i = 0; i < st->n_lin; i++) p.quantised[(size_t)p.l->ops[st->lin0 + i].buf[0]] = 0;
@@ -199,17 +195,20 @@ static void run_embed(Pass &p, const CuStep &c) {
 
 static void run_rows(Pass &p, const CuStep &c) {
     int most = 256;
+    RowsQuant z = {};
     for (int i = 0; i < c.n; i++) {
-        const RowOp &o = p.s->row_ops[(size_t)(c.rows_at + i)];
+        const RowOp &o = p.s->row_ops[(size_t)(c.at + i)];
         if (o.n > most || o.na > most) most = o.n > o.na ? o.n : o.na;
         if (o.code != ROW_APPEND) p.quantised[(size_t)p.l->ops[c.first + i].buf[0]] = 0;
     }
+    if (c.quant_out) z = {acts_of(p, c.out, rows_of(p, c)), buf_of(p, c.out), c.quant_op};
+    if (c.quant_out) p.quantised[(size_t)c.out] = 1;
     int threads = rows_of(p, c) > 132 || most <= 512 ? 256 : 512;
-    launch(*p.q, k_rows, dim3((unsigned)rows_of(p, c)), threads, 0, (const RowOp *)(p.s->row_mem + c.rows_at), c.n, (int)c.want, p.rows);
+    launch(*p.q, k_rows, dim3((unsigned)rows_of(p, c)), threads, 0, (const RowOp *)(p.s->row_mem + c.at), c.n, (int)c.want, z, p.rows);
 }
 
 static void run_heads(Pass &p, const CuStep &c) {
-    HeadArgs a = p.s->heads[(size_t)c.rows_at];
+    HeadArgs a = p.s->heads[(size_t)c.at];
     for (int i = c.first; i < c.first + c.n; i++)
         if (p.l->ops[i].code != BW_OP_KV_APPEND) p.quantised[(size_t)p.l->ops[i].buf[0]] = 0;
     for (int i = 0; i < a.n; i++) { /* queries of q8_0 keys leave quantised as well */
@@ -248,13 +247,10 @@ static void run_attend(Pass &p, const CuStep &c) {
     a.o = p.s->pieces;
     a.nl = p.s->piece_nl;
     bool split = n <= p.s->split_rows;
-    int qb = op->buf[1], w = width_of(p, qb);
+    int qb = op->buf[1];
     if (p.s->acts[(size_t)qb] && a.kv.k == KV_Q8_0) {
         a.xq = acts_of(p, qb, n);
-        if (!p.quantised[(size_t)qb])
-            launch(*p.q, k_quant<false>, dim3((unsigned)((w / 32 + 7) / 8), (unsigned)n), 256, 0, (const float *)a.q, (const float *)NULL,
-                   (float *)NULL, a.xq, w, 0, p.rows.fault, c.first);
-        p.quantised[(size_t)qb] = 1;
+        want_quantised(p, qb, n, c.first);
     }
     p.quantised[(size_t)out] = 0;
     if (!attend_fast(p, a, split)) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.rows);
@@ -281,6 +277,7 @@ static int run_steps(Pass &p, bool eager) {
     int done = 0;
     for (const CuStep &c : p.s->steps) {
         if (!rows_of(p, c)) continue;
+        if (!p.logits && c.kind != CU_LINEARS && c.out == p.l->logits) continue;
         switch (c.kind) {
         case CU_EMBED: run_embed(p, c); break;
         case CU_ROWS: run_rows(p, c); break;
@@ -288,6 +285,9 @@ static int run_steps(Pass &p, bool eager) {
         case CU_LINEARS: run_linears(p, c); break;
         case CU_ATTEND: run_attend(p, c); break;
         case CU_PICK: run_pick(p, c); break;
+        case CU_CONV: run_conv(p, c); break;
+        case CU_DELTA: run_delta(p, c); break;
+        case CU_EXPERTS: run_experts(p, c); break;
         }
         if (!eager || ++done % 16) continue;
         int turn = done / 16 & 1;
@@ -296,15 +296,33 @@ static int run_steps(Pass &p, bool eager) {
         if (atomic_load(&p.m->ctx->cancel)) return bw_fail(BW24_E_CANCELLED, "cancelled");
     }
     int vocab = width_of(p, p.l->logits);
-    if (p.rows.n_want)
+    if (p.rows.n_want && p.logits)
         launch(*p.q, k_finish, dim3((unsigned)(vocab + 4095) / 4096, (unsigned)p.rows.n_want), 256, 0, (const float *)buf_of(p, p.l->logits), vocab,
                p.rows.best, p.rows.fault, p.l->n_ops - 1);
     return 0;
 }
 
+/* sequences, then rows grouped by sequence and the sequence of each; their number stands behind the fault word */
+static void fill_fold(CuList *s, const bw_batch *b, size_t at, FoldRows *out) {
+    const size_t n = (size_t)b->n;
+    FoldSeq *seqs = (FoldSeq *)(s->step_host + at);
+    int *order = (int *)(seqs + n), *seq_of = order + n;
+    ((int *)s->step_host)[1] = b->n_seqs;
+    memcpy(order, b->order, n * sizeof *order);
+    for (int k = 0; k < b->n_seqs; k++) {
+        const bw_seq_rows *r = &b->seqs[k];
+        seqs[k] = {r->live->data, r->mid ? r->mid->data : NULL, r->out->data, r->log->data, r->first, r->n, r->n_log};
+        for (int i = r->first; i < r->first + r->n; i++) seq_of[i] = k;
+    }
+    const FoldSeq *dev = (const FoldSeq *)(s->step_dev + at);
+    const int *ints = (const int *)(dev + n);
+    *out = {dev, (const int *)s->step_dev + 1, ints, ints + n, b->n};
+}
+
 /* ---- the step's rows: fault word, best tokens (zero), arrays of n entries (tables: one for each class), page pointers */
-static int fill_rows(bw24_model *m, CuModel *s, const bw_batch *b, StepRows *out, size_t *bytes) {
-    const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64 + 8 * n, ints = (4 + 2 * C) * n, at_pages = (head + ints * 4 + 63) & ~(size_t)63;
+static int fill_rows(bw24_model *m, CuList *s, const bw_batch *b, Pass *p, size_t *bytes) {
+    const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64 + 8 * n, ints = (4 + 2 * C) * n, at_fold = (head + ints * 4 + 63) & ~(size_t)63;
+    const size_t at_pages = (at_fold + (s->list->n_states ? n * (sizeof(FoldSeq) + 2 * sizeof(int)) : 0) + 63) & ~(size_t)63;
     size_t pages = 0;
     for (int i = 0; i < b->all.n_runs; i++) pages += (size_t)b->all.runs[i].seq->n_pages * (size_t)m->n_classes;
     *bytes = at_pages + pages * sizeof(uint8_t *);
@@ -331,19 +349,20 @@ static int fill_rows(bw24_model *m, CuModel *s, const bw_batch *b, StepRows *out
     }
     const ptrdiff_t d = s->step_dev - h;
     auto dev = [&](const int *p) { return (const int *)((const uint8_t *)p + d); };
-    *out = {(int *)s->step_dev, (unsigned long long *)(s->step_dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table),
+    p->rows = {(int *)s->step_dev, (unsigned long long *)(s->step_dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table),
            dev(want_table), (uint8_t *const *)(s->step_dev + at_pages), b->n, b->want.n};
+    if (s->list->n_states) fill_fold(s, b, at_fold, &p->fold);
     return 0;
 }
 
 /* room for the wanted rows; what pointed at the old logits is pointed at the new */
-static int grow_logits(bw24_model *m, CuModel *s, int want) {
+static int grow_logits(bw24_model *m, CuList *s, int want) {
     if (want <= s->logits_rows) return 0;
     bw_list *l = s->list;
     float *old = s->buf[(size_t)l->logits], *grown = NULL;
     int rc = cu_alloc(m, (void **)&grown, (size_t)want * (size_t)l->bufs[l->logits].width * sizeof(float), "logits");
     if (rc) return rc;
-    for (auto &p : s->owned)
+    for (auto &p : model_of(m)->owned)
         if (p == old) p = grown;
     cudaFree(old);
     s->buf[(size_t)l->logits] = grown;
@@ -373,10 +392,14 @@ static cudaError_t run_graph(Pass &p, CuGraph &g) {
     return cudaGraphLaunch(g.exec, p.q->stream);
 }
 
+/* what a graph depends on beside the list: rows, whether a single sequence carries state, whether there are logits */
+static int graph_key(const Pass &p) { return p.rows.n * 4 + (p.n_seqs == 1) * 2 + p.logits; }
+
 static int launch_pass(Pass &p) {
     int n = p.rows.n;
     if (n > GRAPH_ROWS || p.rows.n_want != n || !p.m->ctx->fuse) return run_steps(p, true);
-    CuGraph &g = p.s->graph[n];
+    CuGraph &g = p.s->graphs[graph_key(p)];
+    if (p.n_seqs > 1) p.n_seqs = n;
     if (!g.uses++) return run_steps(p, true);
     cudaError_t e = run_graph(p, g);
     return e ? cu_fail(p.m->ctx, e, "a graph") : 0;
@@ -412,16 +435,26 @@ static int fetch(const Pass &p, float *logits, int32_t *tokens) {
     return 0;
 }
 
+/* the caller's hidden rows, which host memory holds until the step ends */
+static cudaError_t put_hidden(const Pass &p, const bw_batch *b) {
+    if (!b->hidden) return cudaSuccess;
+    int i = 0;
+    while (p.l->ops[i].code != BW_OP_HIDDEN) i++;
+    size_t bytes = (size_t)b->n * (size_t)width_of(p, p.l->ops[i].buf[0]) * sizeof(float);
+    return cudaMemcpyAsync(p.s->hidden, b->hidden, bytes, cudaMemcpyHostToDevice, p.q->stream);
+}
+
 static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits, int32_t *tokens) {
-    CuModel *s = model_of(m);
+    CuList *s = list_of(l);
     CuCtx *c = ctx_of(m);
     int rc = cu_alive(m->ctx);
     if (!rc) rc = grow_logits(m, s, b->want.n);
     if (rc) return rc;
-    Pass p = {m, l, s, &c->q, {}, std::vector<char>((size_t)l->n_bufs, 0)};
+    Pass p = {m, l, s, &c->q, {}, {}, b->n_seqs, logits || tokens, std::vector<char>((size_t)l->n_bufs, 0)};
     size_t bytes;
-    if ((rc = fill_rows(m, s, b, &p.rows, &bytes))) return rc;
+    if ((rc = fill_rows(m, s, b, &p, &bytes))) return rc;
     c->q.error = cudaMemcpyAsync(s->step_dev, s->step_host, bytes, cudaMemcpyHostToDevice, c->q.stream);
+    if (!c->q.error) c->q.error = put_hidden(p, b);
     rc = launch_pass(p);
     if (!rc && c->q.error) rc = cu_fail(m->ctx, c->q.error, "a launch");
     if (rc) {
@@ -433,5 +466,12 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
 
 int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) { return run_pass(m, l, b, logits, NULL); }
 int cu_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens) { return run_pass(m, l, b, NULL, tokens); }
+
+int cu_hidden(bw24_model *m, bw_list *l, int n, float *out) {
+    size_t bytes = (size_t)n * (size_t)l->bufs[l->hidden].width * sizeof(float);
+    cudaError_t e = cudaMemcpyAsync(out, list_of(l)->buf[(size_t)l->hidden], bytes, cudaMemcpyDeviceToHost, ctx_of(m)->q.stream);
+    if (!e) e = cudaStreamSynchronize(ctx_of(m)->q.stream);
+    return e ? cu_fail(m->ctx, e, "hidden rows") : 0;
+}
 
 } // namespace bw

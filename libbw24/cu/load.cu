@@ -59,31 +59,32 @@ static void host_units(const bw24_model *m, const bw_tensor *t, const CuMatrix *
     for (auto &p : pool) p.join();
 }
 
-/* slices of whole tiles pass through the two halves of the stage */
-static int fill_matrix(bw24_model *m, const bw_tensor *t, CuMatrix *x, const uint8_t *src) {
+/* slices of whole tiles pass through the two halves of the stage; w: where the part's units go */
+static int fill_matrix(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src) {
     CuCtx *c = ctx_of(m);
     size_t row = x->k ? (size_t)bw_row_bytes(t->type, x->cols) : 0, unit_row = x->k ? (size_t)x->segs * x->k->unit : 0;
     bool raw = x->k && x->k->pack;
     size_t tile = raw ? 16 * row : unit_row, total = x->k ? (size_t)(x->rows + 15) / 16 : x->bytes, step = x->k ? STAGE_BYTES / tile : STAGE_BYTES;
     if (!step) return bw_fail(BW24_E_UNSUPPORTED, "tensor %s: rows of %d columns are too wide for backend cuda", t->name, x->cols);
-    cudaError_t e = cudaMemsetAsync(x->w, 0, x->bytes, c->q.stream);
-    for (size_t at = 0, turn = 0; at < total && !e; at += step, turn ^= 1) {
+    cudaError_t e = cudaMemsetAsync(w, 0, x->bytes, c->q.stream);
+    for (size_t at = 0; at < total && !e; at += step, c->turn ^= 1) {
+        const int turn = c->turn;
         size_t n = total - at < step ? total - at : step;
         e = cudaEventSynchronize(c->staged[turn]);
         if (!x->k) {
             memcpy(c->stage[turn], src + at, n);
-            if (!e) e = cudaMemcpyAsync(x->w + at, c->stage[turn], n, cudaMemcpyHostToDevice, c->q.stream);
+            if (!e) e = cudaMemcpyAsync(w + at, c->stage[turn], n, cudaMemcpyHostToDevice, c->q.stream);
         } else if (raw) {
             size_t rows = (at + n) * 16 > (size_t)x->rows ? (size_t)x->rows - at * 16 : n * 16;
             memcpy(c->stage[turn], src + at * 16 * row, rows * row);
             if (!e) e = cudaMemcpyAsync(c->raw[turn], c->stage[turn], rows * row, cudaMemcpyHostToDevice, c->q.stream);
             Queue q = c->q;
             q.pdl = false;
-            if (!e) x->k->pack(q, {c->raw[turn], x->w + at * unit_row, (int)rows, x->cols, x->segs, row});
+            if (!e) x->k->pack(q, {c->raw[turn], w + at * unit_row, (int)rows, x->cols, x->segs, row});
             if (!e) e = q.error;
         } else {
             host_units(m, t, x, src, (int)at, (int)(at + n), c->stage[turn]);
-            if (!e) e = cudaMemcpyAsync(x->w + at * unit_row, c->stage[turn], n * tile, cudaMemcpyHostToDevice, c->q.stream);
+            if (!e) e = cudaMemcpyAsync(w + at * unit_row, c->stage[turn], n * tile, cudaMemcpyHostToDevice, c->q.stream);
         }
         if (!e) e = cudaEventRecord(c->staged[turn], c->q.stream);
     }
@@ -94,11 +95,11 @@ int cu_pack_tensor(bw24_model *m, bw_tensor *t) {
     int rc = cu_alive(m->ctx);
     if (!rc) rc = make_stage(m);
     if (rc) return rc;
-    if (t->parts > 1) return bw_fail(BW24_E_UNSUPPORTED, "tensor %s: backend cuda does not run EXPERTS yet; backend cpu does", t->name);
     CuMatrix *x = (CuMatrix *)calloc(1, sizeof *x);
     if (!x) return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", t->name);
     t->packed = x;
-    x->rows = (int)(t->ne[1] * t->ne[2]);
+    x->parts = t->parts;
+    x->rows = (int)bw_part_rows(t);
     x->cols = (int)t->ne[0];
     x->scale = t->scale;
     x->segs = (x->cols + 255) / 256;
@@ -109,13 +110,14 @@ int cu_pack_tensor(bw24_model *m, bw_tensor *t) {
     if (!x->k && t->type->form != BW_FLOAT) x->k = t->type->form == BW_S1 || t->type->form == BW_S1M ? &linear_int8 : &linear_int8h;
     for (int i = 0; i < 4; i++)
         if (!strcmp(float_names[i], t->type->name)) x->float_type = i;
-    x->bytes = x->k ? (size_t)x->blocks * 2 * x->segs * x->k->unit : (size_t)t->bytes;
+    x->bytes = x->k ? (size_t)x->blocks * 2 * x->segs * x->k->unit : (size_t)bw_part_bytes(t);
     char what[192];
     snprintf(what, sizeof what, "tensor %s", t->name);
-    rc = cu_alloc(m, (void **)&x->w, x->bytes, what);
+    rc = cu_alloc(m, (void **)&x->w, x->bytes * (size_t)x->parts, what);
     if (rc) return rc;
-    t->packed_bytes = x->bytes;
-    return fill_matrix(m, t, x, t->data);
+    t->packed_bytes = x->bytes * (size_t)x->parts;
+    for (int i = 0; i < x->parts && !rc; i++) rc = fill_matrix(m, t, x, x->w + (size_t)i * x->bytes, t->data + (int64_t)i * bw_part_bytes(t));
+    return rc;
 }
 
 } // namespace bw

@@ -4,6 +4,7 @@
 #define BW24_CU_OP_ROWS_CUH
 
 #include "device.cuh"
+#include "op_route.cuh"
 #include "rows.cuh"
 
 namespace bw {
@@ -164,14 +165,29 @@ __device__ __forceinline__ void row_map(const RowOp &o, const float *a, const fl
         case ROW_GLU: y[i] = (o.i[0] ? bw_gelu(a[i]) : bw_silu(a[i])) * b[i]; break;
         case ROW_GATE: y[i] = a[i] * bw_sigmoid(b[i / (o.n / o.nb)]); break;
         case ROW_SIGMOID: y[i] = bw_sigmoid(a[i]); break;
+        case ROW_DECAY: y[i] = bw_exp(__ldg(o.w + i) * bw_softplus(a[i] + __ldg(o.cs + i))); break;
+        case ROW_CONCAT: y[i] = i < o.na ? a[i] : b[i - o.na]; break;
         case ROW_SLICE: { int size = o.n / o.i[0]; y[i] = a[i / size * (o.na / o.i[0]) + o.i[1] + i % size]; break; }
         default: y[i] = o.f * bw_tanh(a[i] * inv); break;
         }
     }
 }
 
+/* the last result of a run, quantised for its reader; q NULL: not wanted */
+struct RowsQuant { Acts o; const float *x; int op; };
+__device__ __forceinline__ void rows_quant(const RowsQuant &z, int row, int *fault) {
+    const int lane = threadIdx.x & 31;
+    for (int g = (threadIdx.x >> 5) * 4; g * 32 < z.o.cols; g += (blockDim.x >> 5) * 4) {
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) v[j] = (g + j) * 32 < z.o.cols ? z.x[(size_t)row * z.o.cols + (g + j) * 32 + lane] : 0.0f;
+        quant_groups<4>(z.o, row, g, lane, v, fault, z.op);
+    }
+}
+
 /* One block a row; ops one after the other with a barrier between. want: the rows are the wanted ones. */
-static __global__ void __launch_bounds__(512) k_rows(const RowOp *ops, int n_ops, int want, StepRows s) {
+static __global__ void __launch_bounds__(512) k_rows(const RowOp *ops, int n_ops, int want, RowsQuant z, StepRows s) {
+    __shared__ RouteShared route;
     const int i = blockIdx.x;
     pdl_trigger();
     pdl_wait();
@@ -182,11 +198,15 @@ static __global__ void __launch_bounds__(512) k_rows(const RowOp *ops, int n_ops
         if (k) __syncthreads();
         if (o.code == ROW_NORM) row_norm(o, a, y);
         else if (o.code == ROW_ROPE) row_rope(o, y, want ? s.want_row[i] : i);
+        else if (o.code == ROW_ROUTE) row_route(o, a, y, route, s.fault);
         else if (o.code == ROW_APPEND) {
             uint8_t *page = s.pages[s.table[o.kv.klass * s.n + i] + s.pos[i] / PIECE] + o.kv.offset;
             kv_append(o.kv, page, s.pos[i] % PIECE, a, b, s.fault, o.op);
         } else row_map(o, a, b, y);
     }
+    if (!z.o.q) return;
+    __syncthreads();
+    rows_quant(z, i, s.fault);
 }
 
 } // namespace bw

@@ -1,0 +1,149 @@
+/* EXPERTS on the host's side: from a list's op to matrices and scratch, and the launches of a pass. Owns the choice of kernels; nothing here waits for
+ * the device. */
+#include <cstdio>
+#include "forward.h"
+#include "op_experts_any.cuh"
+
+namespace bw {
+
+static const ExpertKernels *const tables[] = {&experts_q4_0, &experts_q4_k, &experts_nvfp4, &experts_q8_0, &experts_q6_k, &experts_int8, &experts_int8h};
+
+const ExpertKernels *cu_expert_kernels(const LinearKernels *k) {
+    for (auto t : tables)
+        if (t->linear == k) return t;
+    return NULL;
+}
+
+/* ---- resolving */
+static int resolve_matrix(bw24_model *m, const bw_op *op, int which, CuExperts *x) {
+    int part, next;
+    const bw_tensor *scale, *t = bw_expert_part(op, which, 0, &part, &scale);
+    bw_expert_part(op, which, 1, &next, &scale);
+    const CuMatrix *c = (const CuMatrix *)t->packed;
+    ExpertMatrix &e = x->m[which];
+    e = {c->w + (size_t)part * c->bytes, (size_t)(next - part) * c->bytes, NULL, c->scale, c->rows, c->cols, c->segs, c->blocks};
+    x->k[which] = c->k ? cu_expert_kernels(c->k) : NULL;
+    x->float_type[which] = c->float_type;
+    if (c->k && !x->k[which]) return bw_fail(BW24_E_UNSUPPORTED, "tensor %s: backend cuda has no EXPERTS kernel over units %s", t->name, c->k->name);
+    return cu_upload_dense(m, scale, &e.scales);
+}
+
+static size_t acts_bytes(size_t rows, size_t cols) { return rows * cols + rows * (cols / 32) * 12; }
+static size_t pair_room(const bw24_model *m, const CuExperts &x) { return ((size_t)m->max_rows * (size_t)x.top + 127) / 128 * 128; }
+
+static int resolve_scratch(bw24_model *m, CuList *s, const CuExperts &x) {
+    CuMoe &all = model_of(m)->moe;
+    size_t pairs = pair_room(m, x), ff = (size_t)x.m[BW_EXP_DOWN].cols, out = (size_t)x.m[BW_EXP_DOWN].rows, need[MOE_PARTS] = {};
+    bool apart = x.k[BW_EXP_GATE] != x.k[BW_EXP_UP], many = m->max_rows > EXPERT_ROWS;
+    if (apart || !x.k[BW_EXP_DOWN]) need[MOE_H] = pairs * ff * sizeof(float);
+    if (apart) need[MOE_U] = need[MOE_H];
+    if (many || !x.k[BW_EXP_DOWN]) need[MOE_D] = pairs * out * sizeof(float);
+    if (x.k[BW_EXP_DOWN]) need[MOE_MID] = acts_bytes(pairs, ff);
+    if (many) need[MOE_ORDER] = pairs * sizeof(int);
+    for (int i = 0; i < MOE_PARTS; i++) {
+        int rc = cu_share(m, &all.mem[i], &all.bytes[i], need[i], "experts");
+        if (rc) return rc;
+    }
+    s->moe = all;
+    return 0;
+}
+
+int cu_resolve_experts(bw24_model *m, bw_list *l, int index, CuStep *c) {
+    CuList *s = list_of(l);
+    const bw_op *op = &l->ops[index];
+    CuExperts x = {};
+    x.experts = op->experts;
+    x.top = (int)l->bufs[op->buf[2]].width / 2;
+    x.gelu = op->i[0] == 1;
+    x.y = op->buf[0];
+    x.x = op->buf[1];
+    x.route = op->buf[2];
+    for (int i = 0; i < 3; i++) {
+        int rc = resolve_matrix(m, op, i, &x);
+        if (rc) return rc;
+    }
+    c->at = (int)s->experts.size();
+    s->experts.push_back(x);
+    return resolve_scratch(m, s, x);
+}
+
+/* ---- running */
+static void product(Pass &p, const ExpertKernels *k, ExpertArgs a, int pairs) {
+    enum { MOST = 32768 }; /* blocks along y */
+    if (!k) {
+        size_t shared = (size_t)a.n_mats * (size_t)((a.m[0].cols + 255) / 256) * 32 * sizeof(float);
+        for (int at = 0; at < pairs; at += MOST) { /* more than MOST pairs come in an order */
+            launch(*p.q, k_experts_float, dim3((unsigned)((a.m[0].rows + 31) / 32), (unsigned)(pairs - at < MOST ? pairs - at : MOST)), 256, shared, a);
+            if (a.order) a.order += MOST;
+        }
+        return;
+    }
+    for (int at = 0; at < pairs; at += MOST) {
+        k->product(*p.q, a, pairs - at < MOST ? pairs - at : MOST);
+        if (a.order) a.order += MOST;
+    }
+}
+
+static ExpertArgs args_for(Pass &p, const CuExperts &x, int op, const int *order) {
+    ExpertArgs a = {};
+    a.route = buf_of(p, x.route);
+    a.order = order;
+    a.top = x.top;
+    a.gelu = x.gelu;
+    a.fault = p.rows.fault;
+    a.op = op;
+    return a;
+}
+
+/* act(gate x) * up x of every pair, as floats in h or quantised in mid, as the last matrix wants it */
+static void gate_up(Pass &p, const CuExperts &x, ExpertArgs a, int n, float *h, const Acts &mid) {
+    const bool apart = x.k[BW_EXP_GATE] != x.k[BW_EXP_UP];
+    const int ff = x.m[0].rows, pairs = n * x.top;
+    a.xf = buf_of(p, x.x);
+    if (x.k[BW_EXP_GATE]) a.x = acts_of(p, x.x, n);
+    a.m[0] = x.m[BW_EXP_GATE];
+    a.m[1] = x.m[BW_EXP_UP];
+    a.type[0] = x.float_type[BW_EXP_GATE];
+    a.type[1] = x.float_type[BW_EXP_UP];
+    a.y = h;
+    if (!apart) {
+        a.n_mats = 2;
+        a.yo = mid;
+        return product(p, x.k[BW_EXP_GATE], a, pairs);
+    }
+    float *u = (float *)p.s->moe.mem[MOE_U];
+    a.n_mats = 1;
+    product(p, x.k[BW_EXP_GATE], a, pairs);
+    a.m[0] = a.m[1];
+    a.y = u;
+    product(p, x.k[BW_EXP_UP], a, pairs);
+    launch(*p.q, k_experts_glu, dim3((unsigned)((ff + 255) / 256), (unsigned)pairs), 256, 0, h, (const float *)u, mid, ff, a.gelu, a.fault, a.op);
+}
+
+void run_experts(Pass &p, const CuStep &c) {
+    const CuExperts &x = p.s->experts[(size_t)c.at];
+    const CuMoe &moe = p.s->moe;
+    const int n = rows_of(p, c), pairs = n * x.top, out = x.m[BW_EXP_DOWN].rows;
+    const ExpertKernels *down = x.k[BW_EXP_DOWN];
+    const bool many = n > EXPERT_ROWS;
+    int *order = many ? (int *)moe.mem[MOE_ORDER] : NULL;
+    float *h = (float *)moe.mem[MOE_H], *d = (float *)moe.mem[MOE_D];
+    Acts mid = {};
+    if (down) mid = acts_in((int8_t *)moe.mem[MOE_MID], pair_room(p.m, x), x.m[BW_EXP_DOWN].cols, (pairs + 3) / 4 * 4);
+    if (x.k[BW_EXP_GATE]) want_quantised(p, x.x, n, c.first);
+    if (many) launch(*p.q, k_experts_order, dim3(1), 1024, 0, (const float *)buf_of(p, x.route), pairs, x.top, order);
+    ExpertArgs a = args_for(p, x, c.first, order);
+    gate_up(p, x, a, n, x.k[BW_EXP_GATE] != x.k[BW_EXP_UP] || !down ? h : NULL, mid);
+    p.quantised[(size_t)x.y] = 0;
+    if (down && !many) return down->down(*p.q, {x.m[BW_EXP_DOWN], a.route, x.top, mid, buf_of(p, x.y)}, n);
+    a.n_mats = a.per_pair = 1;
+    a.m[0] = x.m[BW_EXP_DOWN];
+    a.type[0] = x.float_type[BW_EXP_DOWN];
+    a.x = mid;
+    a.xf = h;
+    a.y = d;
+    product(p, down, a, pairs);
+    launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, (const float *)d, a.route, buf_of(p, x.y), out, x.top);
+}
+
+} // namespace bw

@@ -1,0 +1,105 @@
+/* CONV, DELTA and the versions of their state on the host's side: memory, launches of a pass, the way back. State and logs never leave the device;
+ * everything is ordered by the context's stream, so nothing here waits. */
+#include "forward.h"
+#include "op_fold.cuh"
+
+namespace bw {
+
+/* ---- memory of versions and logs */
+float *cu_fold_new(bw24_model *m, size_t bytes) {
+    void *p = NULL;
+    if (cu_alive(m->ctx) || cu_alloc(m, &p, bytes, "a sequence's state")) return NULL;
+    return (float *)p;
+}
+void cu_fold_free(float *data) { cudaFree(data); }
+int cu_fold_clear(bw24_model *m, float *data, size_t bytes) {
+    cudaError_t e = cudaMemsetAsync(data, 0, bytes, ctx_of(m)->q.stream);
+    return e ? cu_fail(m->ctx, e, "a sequence's state") : 0;
+}
+
+/* ---- resolving */
+static int conv_args(bw24_model *m, bw_list *l, const bw_op *op, ConvArgs *a) {
+    CuList *s = list_of(l);
+    const bw_state *st = &l->states[op->state];
+    *a = {s->buf[(size_t)op->buf[1]], NULL, s->buf[(size_t)op->buf[0]], (int)l->bufs[op->buf[0]].width, (int)op->w[0]->ne[0], st->offset, st->log_offset};
+    return cu_upload_dense(m, op->w[0], &a->w);
+}
+
+static int delta_args(bw_list *l, int index, DeltaArgs *a) {
+    CuList *s = list_of(l);
+    const bw_op *op = &l->ops[index];
+    const bw_state *st = &l->states[op->state];
+    auto buf = [&](int i) { return s->buf[(size_t)op->buf[i]]; };
+    auto width = [&](int i) { return (int)l->bufs[op->buf[i]].width; };
+    *a = {buf(1), buf(2), buf(3), buf(4), buf(5), buf(0), width(1), width(2), width(3), width(4), width(5), op->i[0], op->i[1], width(2) / op->i[1], width(3) / op->i[0],
+          op->i[2], st->offset, st->log_offset, (int)st->log_width, NULL, index};
+    if (a->dk <= DELTA_MAX_DK) return 0;
+    char label[256];
+    bw_op_label(l, index, label, sizeof label);
+    return bw_fail(BW24_E_UNSUPPORTED, "%s: backend cuda has keys of at most %d values a head, here %d", label, (int)DELTA_MAX_DK, a->dk);
+}
+
+int cu_resolve_fold(bw24_model *m, bw_list *l, int index, CuStep *c) {
+    CuList *s = list_of(l);
+    const bw_op *op = &l->ops[index];
+    if (op->code == BW_OP_CONV) {
+        c->at = (int)s->convs.size();
+        s->convs.push_back({});
+        return conv_args(m, l, op, &s->convs.back());
+    }
+    c->at = (int)s->deltas.size();
+    s->deltas.push_back({});
+    return delta_args(l, index, &s->deltas.back());
+}
+
+int cu_resolve_replay(bw24_model *m, bw_list *l) {
+    CuModel *s = model_of(m);
+    std::vector<ReplayOp> ops;
+    for (int i = 0; i < l->n_states; i++) {
+        if (l->states[i].op < 0) continue;
+        ReplayOp r = {};
+        const bw_op *op = &l->ops[l->states[i].op];
+        r.delta = op->code == BW_OP_DELTA;
+        int rc = r.delta ? delta_args(l, l->states[i].op, &r.d) : conv_args(m, l, op, &r.conv);
+        if (rc) return rc;
+        r.d.q = NULL;
+        int items = r.delta ? r.d.heads * ((r.d.dv + 31) / 32) : (r.conv.n + FOLD_THREADS - 1) / FOLD_THREADS;
+        if (items > s->replay_items) s->replay_items = items;
+        ops.push_back(r);
+    }
+    s->n_replay = (int)ops.size();
+    if (ops.empty()) return 0;
+    int rc = cu_model_alloc(m, (void **)&s->replay, ops.size() * sizeof(ReplayOp), "FOLD ops");
+    if (rc) return rc;
+    cudaError_t e = cudaMemcpy(s->replay, ops.data(), ops.size() * sizeof(ReplayOp), cudaMemcpyHostToDevice);
+    return e ? cu_fail(m->ctx, e, "FOLD ops") : 0;
+}
+
+/* ---- running */
+void run_conv(Pass &p, const CuStep &c) {
+    const ConvArgs &a = p.s->convs[(size_t)c.at];
+    launch(*p.q, k_conv, dim3((unsigned)((a.n + 255) / 256), (unsigned)p.rows.n), 256, 0, a, p.fold);
+    p.quantised[(size_t)c.out] = 0;
+}
+
+void run_delta(Pass &p, const CuStep &c) {
+    DeltaArgs a = p.s->deltas[(size_t)c.at];
+    dim3 grid((unsigned)(a.heads * ((a.dv + 31) / 32)), (unsigned)p.n_seqs);
+    a.fault = p.rows.fault;
+    launch(*p.q, k_delta, grid, FOLD_THREADS, 0, a, p.fold);
+    p.quantised[(size_t)c.out] = 0;
+}
+
+int cu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to) {
+    CuModel *s = model_of(m);
+    Queue &q = ctx_of(m)->q;
+    FoldSeq one = {from, NULL, to, (float *)log, 0, n, n};
+    int rc = cu_alive(m->ctx);
+    (void)l;
+    if (rc) return rc;
+    q.error = cudaSuccess;
+    launch(q, k_replay, dim3((unsigned)s->replay_items, (unsigned)s->n_replay), FOLD_THREADS, 0, (const ReplayOp *)s->replay, one);
+    return q.error ? cu_fail(m->ctx, q.error, "the way back of a sequence's state") : 0;
+}
+
+} // namespace bw

@@ -1,0 +1,39 @@
+/* What the files of a pass share: the pass in hand and its buffers. Private to the host files of this folder that launch ops. */
+#ifndef BW24_CU_FORWARD_H
+#define BW24_CU_FORWARD_H
+
+#include "cuda.h"
+
+namespace bw {
+
+struct Pass {
+    bw24_model *m;
+    bw_list *l;
+    CuList *s;
+    Queue *q;
+    StepRows rows;
+    FoldRows fold;
+    int n_seqs;                  /* of FOLD state, of the step in hand; a graph serves one, or as many as it has rows */
+    bool logits;                 /* somebody wants them: else ops that write them are left out */
+    std::vector<char> quantised; /* per buffer: its quantised form is current */
+};
+
+inline float *buf_of(const Pass &p, int b) { return p.s->buf[(size_t)b]; }
+inline int width_of(const Pass &p, int b) { return (int)p.l->bufs[b].width; }
+inline int rows_of(const Pass &p, const CuStep &c) { return c.want ? p.rows.n_want : p.rows.n; }
+
+/* the quantised form of a buffer for n rows: codes, then scales and sums */
+Acts acts_of(const Pass &p, int b, int n);
+/* the same in memory of `cap` rows */
+Acts acts_in(int8_t *mem, size_t cap, int cols, int ld);
+/* makes it where it is not current; op: what a fault names */
+void want_quantised(Pass &p, int b, int n, int op);
+
+/* fold.cu */
+void run_conv(Pass &p, const CuStep &c);
+void run_delta(Pass &p, const CuStep &c);
+/* experts.cu */
+void run_experts(Pass &p, const CuStep &c);
+
+} // namespace bw
+#endif

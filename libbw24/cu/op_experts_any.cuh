@@ -1,0 +1,96 @@
+/* What EXPERTS needs beside the products over quantised weights: float weights, the order of pairs by expert, the activation of separate products, the
+ * sum over slots. Owns the mapping of work to threads. */
+#ifndef BW24_CU_OP_EXPERTS_ANY_CUH
+#define BW24_CU_OP_EXPERTS_ANY_CUH
+
+#include "float.cuh"
+#include "moe.cuh"
+
+namespace bw {
+
+enum { MOST_EXPERTS = 1024 };
+
+/* Float weights, as k_experts: grid (blocks of 32 outputs, pairs); lane = output, a warp takes segments. Shared: [n_mats][segs][32] sums. */
+static __global__ void __launch_bounds__(256) k_experts_float(ExpertArgs a) {
+    extern __shared__ float part[];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x * 32 + lane, cols = a.m[0].cols, S = (cols + 255) / 256;
+    pdl_trigger();
+    pdl_wait();
+    const int pair = a.order ? __ldcg(a.order + blockIdx.y) : blockIdx.y, row = pair / a.top;
+    const int id = (int)__ldcg(a.route + (size_t)row * 2 * a.top + a.top + pair % a.top);
+    const float *x = a.xf + (size_t)(a.per_pair ? pair : row) * cols;
+    for (int k = warp; k < a.n_mats * S; k += 8) {
+        const ExpertMatrix &m = a.m[k >= S];
+        const int type = a.type[k >= S], seg = k >= S ? k - S : k, end = min(cols, seg * 256 + 256);
+        const uint8_t *w = m.w + (size_t)id * m.stride;
+        float p = 0.0f;
+        for (int c = seg * 256; c < end && n < m.rows; c++) p = fmaf(float_at(type, w, (size_t)n * cols + c), __ldcg(x + c), p);
+        part[k * 32 + lane] = p;
+    }
+    __syncthreads();
+    if (warp) return;
+    float y = 0.0f, u = 0.0f;
+    for (int s = 0; s < S; s++) y = y + part[s * 32 + lane];
+    y = y * (a.m[0].scales ? __ldg(a.m[0].scales + id) : a.m[0].scale);
+    if (a.n_mats == 2) {
+        for (int s = 0; s < S; s++) u = u + part[(S + s) * 32 + lane];
+        u = u * (a.m[1].scales ? __ldg(a.m[1].scales + id) : a.m[1].scale);
+        y = (a.gelu ? bw_gelu(y) : bw_silu(y)) * u;
+    }
+    if (a.y && n < a.m[0].rows) a.y[(size_t)pair * a.m[0].rows + n] = y;
+    if (a.yo.q && blockIdx.x * 32 < a.m[0].rows) quant_group(a.yo, pair, blockIdx.x, lane, y, a.fault, a.op);
+}
+
+/* h = act(h) * u of [pairs][n], quantised as well where o is wanted: grid (n / 256, pairs), a warp a group of 32 */
+static __global__ void __launch_bounds__(256) k_experts_glu(float *h, const float *u, Acts o, int n, int gelu, int *fault, int op) {
+    const int lane = threadIdx.x & 31, g = blockIdx.x * 8 + (threadIdx.x >> 5), c = g * 32 + lane;
+    const size_t at = (size_t)blockIdx.y * n + c;
+    pdl_trigger();
+    pdl_wait();
+    if (g * 32 >= n) return;
+    float v = 0.0f;
+    if (c < n) {
+        float x = __ldcg(h + at);
+        v = (gelu ? bw_gelu(x) : bw_silu(x)) * __ldcg(u + at);
+        h[at] = v;
+    }
+    if (o.q) quant_group(o, blockIdx.y, g, lane, v, fault, op);
+}
+
+/* The pairs, those of expert 0 first, for locality alone: a pair's result does not depend on its place. One block. */
+static __global__ void __launch_bounds__(1024) k_experts_order(const float *route, int pairs, int top, int *order) {
+    __shared__ int next[MOST_EXPERTS], sums[32];
+    const int t = threadIdx.x, lane = t & 31;
+    pdl_trigger();
+    next[t] = 0;
+    pdl_wait();
+    __syncthreads();
+    for (int p = t; p < pairs; p += 1024) atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1);
+    __syncthreads();
+    int count = next[t], at = count;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        int other = __shfl_up_sync(~0u, at, o);
+        if (lane >= o) at += other;
+    }
+    if (lane == 31) sums[t >> 5] = at;
+    __syncthreads();
+    for (int w = 0; w < t >> 5; w++) at += sums[w];
+    next[t] = at - count;
+    __syncthreads();
+    for (int p = t; p < pairs; p += 1024) order[atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1)] = p;
+}
+
+/* y[row] = sum over the slots, ascending, of w_s * d_s: grid (n / 256, rows) */
+static __global__ void __launch_bounds__(256) k_experts_sum(const float *d, const float *route, float *y, int n, int top) {
+    const int c = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+    pdl_trigger();
+    pdl_wait();
+    if (c >= n) return;
+    float v = 0.0f;
+    for (int s = 0; s < top; s++) v = fmaf(__ldcg(route + (size_t)row * 2 * top + s), __ldcg(d + ((size_t)row * top + s) * n + c), v);
+    y[(size_t)row * n + c] = v;
+}
+
+} // namespace bw
+#endif

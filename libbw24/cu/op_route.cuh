@@ -1,0 +1,100 @@
+/* ROUTE (docs/numerics.md §10) by one block. Owns the mapping of experts to threads; the rule for a group's score is route.h's. */
+#ifndef BW24_CU_OP_ROUTE_CUH
+#define BW24_CU_OP_ROUTE_CUH
+
+#include "../route.h"
+#include "device.cuh"
+#include "rows.cuh"
+
+namespace bw {
+
+struct RouteShared { float p[BW_ROUTE_MAX], c[BW_ROUTE_MAX], group[BW_ROUTE_MAX], warp[32]; unsigned char skip[BW_ROUTE_MAX], dropped[BW_ROUTE_MAX]; };
+
+/* index of the largest of x[0 .. n) whose skip is not set, the lowest of equals, by one warp: every lane gets it; 0 where none is left */
+__device__ __forceinline__ int route_best(const float *x, const unsigned char *skip, int n, int lane) {
+    float top = 0.0f;
+    int best = -1;
+    for (int i = lane; i < n; i += 32)
+        if (!skip[i] && (best < 0 || x[i] > top)) { best = i; top = x[i]; }
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+        float v = __shfl_xor_sync(~0u, top, o);
+        int i = __shfl_xor_sync(~0u, best, o);
+        if (i >= 0 && (best < 0 || v > top || (v == top && i < best))) { best = i; top = v; }
+    }
+    best = __shfl_sync(~0u, best, 0);
+    return best < 0 ? 0 : best;
+}
+
+/* the chosen, by one warp: out [top] weights, [top] ids */
+__device__ __forceinline__ void route_select(const RowOp &o, RouteShared &s, float *out, int lane) {
+    const int experts = o.na, top = o.n / 2, groups = o.i[0], size = experts / groups;
+    if (groups > 1) {
+        for (int k = 0; k < o.i[1]; k++) {
+            int g = route_best(s.group, s.dropped, groups, lane);
+            __syncwarp();
+            if (!lane) s.dropped[g] = 1;
+            for (int i = lane; i < size; i += 32) s.skip[g * size + i] = 0;
+            __syncwarp();
+        }
+    }
+    float sum = 0.0f;
+    for (int k = 0; k < top; k++) {
+        int e = route_best(s.c, s.skip, experts, lane);
+        __syncwarp();
+        float weight = s.p[e];
+        sum = sum + weight;
+        if (!lane) { s.skip[e] = 1; out[k] = weight; out[top + k] = (float)e; }
+        __syncwarp();
+    }
+    sum = sum < 0x1p-14f ? 0x1p-14f : sum;
+    for (int k = lane; k < top; k += 32) {
+        float w = out[k];
+        out[k] = (o.i[2] ? w / sum : w) * o.f;
+    }
+}
+
+/* l: [na] logits; i: groups, keep, norm, sigmoid; w: bias or NULL */
+__device__ __forceinline__ void row_route(const RowOp &o, const float *l, float *out, RouteShared &s, int *fault) {
+    const int t = threadIdx.x, lane = t & 31, n = o.na;
+    float top = l[0];
+    bool bad = false;
+    for (int i = t; i < n; i += blockDim.x) {
+        bad |= not_finite(l[i]);
+        top = l[i] > top ? l[i] : top;
+    }
+    if (__syncthreads_or(bad)) {
+        if (!t) report_fault(fault, o.op);
+        for (int i = t; i < o.n; i += blockDim.x) out[i] = 0.0f; /* ids that exist: the pass goes on */
+        return;
+    }
+#pragma unroll
+    for (int d = 16; d; d >>= 1) { float v = __shfl_xor_sync(~0u, top, d); top = v > top ? v : top; }
+    if (!lane) s.warp[t >> 5] = top;
+    __syncthreads();
+    for (int w = 0; w < blockDim.x >> 5; w++) top = s.warp[w] > top ? s.warp[w] : top;
+    for (int i = t; i < n; i += blockDim.x) s.p[i] = o.i[3] ? bw_sigmoid(l[i]) : bw_exp(l[i] - top);
+    __syncthreads();
+    float total = 0.0f;
+    for (int i = lane; i < n; i += 32) total = total + s.p[i];
+    total = warp_tree(total);
+    __syncthreads();
+    for (int i = t; i < n; i += blockDim.x) {
+        float p = o.i[3] ? s.p[i] : s.p[i] / total;
+        s.p[i] = p;
+        s.c[i] = o.w ? p + __ldg(o.w + i) : p;
+        s.skip[i] = o.i[0] > 1;
+    }
+    __syncthreads();
+    if (o.i[0] > 1) {
+        for (int g = t; g < o.i[0]; g += blockDim.x) {
+            s.dropped[g] = 0;
+            s.group[g] = bw_route_group(s.c + g * (n / o.i[0]), n / o.i[0]);
+        }
+        __syncthreads();
+    }
+    if (t < 32) route_select(o, s, out, lane);
+}
+
+} // namespace bw
+#endif
