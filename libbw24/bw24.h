@@ -108,6 +108,39 @@ typedef struct bw24_device_facts {
     char name[96];
     char reason[240];         /* one line: why it is not usable */
 } bw24_device_facts;
+enum bw24_policy {
+    BW24_POLICY_LRU = 0,
+    BW24_POLICY_SLRU = 1,     /* a share of the budget for each layer, of it four fifths for experts used again */
+    BW24_POLICY_FROZEN = 2    /* what bw24_spill_warm loaded stays; the rest of the budget is LRU */
+};
+
+typedef struct bw24_spill_params {
+    uint32_t size;
+    int32_t policy;
+    uint64_t ram;             /* budget of the experts held in RAM, bytes; raised to the least that works (bw24_spill_stats.floor) */
+    int32_t readers;          /* threads that read, 1..64; 0: 8, or 16 where a file has a mirror */
+    int32_t buffered;         /* 1: no O_DIRECT */
+    int32_t trace;            /* uses of experts kept for bw24_spill_trace, 0: none */
+    int32_t reserved;
+    const char *root;         /* NULL: this system; else a folder that holds proc and sys/fs/cgroup, for the memory limits */
+} bw24_spill_params;
+
+/* where one matrix of a spilled tensor lies; file -1: the file has no such expert, and a router that chooses it fails the step */
+typedef struct bw24_place { int32_t file, type; uint64_t offset; } bw24_place;
+
+typedef struct bw24_spill_counts {
+    uint32_t size;
+    int32_t direct;           /* 1: all files are read with O_DIRECT; 0: at least one is not */
+    int32_t layers, mirrors;  /* mirrors: files whose second copy is in use */
+    uint64_t budget, floor, limit;  /* asked for; the least that works; what memory pressure leaves at the moment */
+    uint64_t used, peak;      /* bytes of experts in RAM */
+    uint64_t bank;            /* bytes of all experts as they would lie in RAM */
+    uint64_t visits, visit_hits;    /* (row, slot) pairs routed; those whose expert was in RAM */
+    uint64_t wanted, hits;    /* experts asked for, once a step and layer; those in RAM */
+    uint64_t bytes_read, mirror_bytes, reads;
+    uint64_t short_reads, errors, fallbacks, evictions, backoffs, trace_lost;
+    uint64_t wait_ns, compute_ns;   /* of EXPERTS: waiting for reads and unpacking; computing */
+} bw24_spill_counts;
 
 typedef struct bw24_type_facts { const char *name; int32_t id, block, bytes, can_encode; } bw24_type_facts;
 typedef struct bw24_op_facts { const char *name, *operands, *state; } bw24_op_facts;
@@ -140,6 +173,21 @@ void bw24_model_free(bw24_model *model);
  * the system once it has packed them. scale multiplies the products with the tensor (1: none). ne[0] is the number of columns. */
 int bw24_tensor_load(bw24_model *model, const char *name, int32_t type, int32_t n_dims, const int64_t *ne, const void *data, uint64_t nbytes,
                      float scale, int32_t mapped);
+/* Experts beyond memory (docs/abi.md): open before any tensor, then each file, then bw24_spill_tensor in place of bw24_tensor_load for the matrices
+ * of EXPERTS ops. Results are those of a model in memory, bit for bit, whatever the budget. */
+int bw24_spill_open(bw24_model *model, const bw24_spill_params *params);
+/* a file to read from, and a byte-identical copy on another drive or NULL. Returns its index, or an error. Neither may change while the model lives */
+int bw24_spill_file(bw24_model *model, const char *path, const char *mirror);
+int bw24_spill_tensor(bw24_model *model, const char *name, int32_t n_dims, const int64_t *ne, const bw24_place *places, int32_t n_places, float scale);
+/* after bw24_prepare: reads experts (layer, expert) into RAM, as many as the budget holds; returns how many. Policy FROZEN keeps them. */
+int bw24_spill_warm(bw24_model *model, const int32_t *pairs, int32_t n);
+int bw24_spill_stats(bw24_model *model, bw24_spill_counts *out);
+/* uses since the last call, oldest first: layer << 16 | expert, bit 31 set where it was in RAM; between steps stands -1. Returns how many of `room` */
+int bw24_spill_trace(bw24_model *model, int32_t *out, int32_t room);
+/* layer `index`: the name of its down tensor and how many experts it has; BW24_E_ARG past the end */
+int bw24_spill_layer(bw24_model *model, int32_t index, const char **down, int32_t *experts);
+uint64_t bw24_available_memory(int32_t reserve); /* bytes the system and its cgroups grant; reserve 1: less max(4 GiB, 8 %) */
+
 int bw24_list_set(bw24_model *model, const char *role, const char *text);
 /* after the tensors and lists: index 0..tensors-1 packs one tensor each (so that the caller can show progress), index = tensors makes the plans
  * and work buffers and ends preparation */

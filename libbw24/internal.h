@@ -30,7 +30,9 @@ typedef struct bw_tensor {
     const bw_type_info *type;
     int n_dims;
     int64_t ne[4];       /* ne[0] = columns (fastest), ne[1] = rows, ne[2] = experts */
-    const uint8_t *data; /* raw rows as in the file; borrowed while the model lives */
+    const uint8_t *data; /* raw rows as in the file; borrowed while the model lives; NULL where the tensor is spilled (spill.h) */
+    struct bw_place *places; /* spilled: where its n_places matrices lie, owned */
+    int n_places;
     uint64_t bytes;
     bool mapped;         /* data is a read-only file mapping: consumed pages may be given back to the system */
     float scale;         /* multiplies products with this tensor; 1 where the file has none */
@@ -200,6 +202,8 @@ typedef struct bw_backend {
     bool borrows; /* runs lists that read another list's KV caches */
     /* the first n rows of `hidden` of the pass just run; NULL: they are in bw_list.mem */
     int (*hidden)(bw24_model *m, bw_list *l, int n, float *out);
+    /* runs EXPERTS whose tensors are spilled; reads experts of one layer ahead of use. NULL: every expert is in memory */
+    int (*warm)(bw24_model *m, int layer, const int *experts, int n);
 } bw_backend;
 extern const bw_backend bw_backend_ref, bw_backend_cpu;
 #ifdef BW24_CUDA
@@ -240,6 +244,7 @@ struct bw24_model {
     /* scratch of run.c for the step in hand */
     void *step_mem;
     size_t step_mem_bytes;
+    struct bw_spill *spill; /* NULL: every tensor is in memory */
     void *priv;           /* the backend's */
 };
 

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "internal.h"
+#include "spill.h"
 
 bw_tensor *bw_find_tensor(bw24_model *m, const char *name) {
     for (int i = 0; i < m->n_tensors; i++)
@@ -60,6 +61,7 @@ void bw24_model_free(bw24_model *m) {
         bw_tensor *t = m->tensors[i];
         if (t->packed) m->ctx->backend->free_tensor(t);
         free(t->dense);
+        free(t->places);
         free(t->name);
         free(t);
     }
@@ -68,6 +70,7 @@ void bw24_model_free(bw24_model *m) {
         bw_list_free(m->lists[i]);
     }
     bw_fold_free_spares(m);
+    bw_spill_free(m->spill);
     free(m->tensors);
     free(m->step_mem);
     free(m);
@@ -89,15 +92,8 @@ static int check_tensor(const char *name, const bw_type_info *t, int32_t type, i
     return 0;
 }
 
-int bw24_tensor_load(bw24_model *m, const char *name, int32_t type, int32_t n_dims, const int64_t *ne, const void *data, uint64_t nbytes,
-                     float scale, int32_t mapped) {
-    if (!m || !name || !*name || strlen(name) > 127 || !ne || !data) return bw_fail(BW24_E_ARG, "bw24_tensor_load: NULL argument or a name outside 1..127 bytes");
-    if (m->n_lists) return bw_fail(BW24_E_ARG, "tensor %s: tensors are loaded before lists are set", name);
-    if (!(scale - scale == 0)) return bw_fail(BW24_E_NUMERIC, "tensor %s: its scale is not finite", name);
-    if (bw_find_tensor(m, name)) return bw_fail(BW24_E_ARG, "tensor %s: loaded twice", name);
-    int64_t full[4];
-    const bw_type_info *info = bw_type(type);
-    BW_TRY(check_tensor(name, info, type, n_dims, ne, nbytes, full));
+/* a new entry of the model's table, its bytes not yet there */
+static int add_tensor(bw24_model *m, const char *name, const bw_type_info *info, int32_t n_dims, const int64_t full[4], float scale, bw_tensor **out) {
     if (m->n_tensors == m->cap_tensors) {
         int cap = m->cap_tensors * 2 + 64;
         bw_tensor **grown = realloc(m->tensors, (size_t)cap * sizeof *grown);
@@ -109,18 +105,76 @@ int bw24_tensor_load(bw24_model *m, const char *name, int32_t type, int32_t n_di
     if (!t || !(t->name = strdup(name))) { free(t); return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", name); }
     t->type = info;
     t->n_dims = n_dims;
-    memcpy(t->ne, full, sizeof full);
-    t->data = data;
-    t->bytes = nbytes;
+    memcpy(t->ne, full, 4 * sizeof *full);
     t->scale = scale;
     t->parts = 1;
-    t->mapped = mapped != 0;
     m->tensors[m->n_tensors++] = t;
+    *out = t;
+    return 0;
+}
+
+static int check_new(bw24_model *m, const char *name, float scale) {
+    if (m->n_lists) return bw_fail(BW24_E_ARG, "tensor %s: tensors are loaded before lists are set", name);
+    if (!(scale - scale == 0)) return bw_fail(BW24_E_NUMERIC, "tensor %s: its scale is not finite", name);
+    return bw_find_tensor(m, name) ? bw_fail(BW24_E_ARG, "tensor %s: loaded twice", name) : 0;
+}
+
+int bw24_tensor_load(bw24_model *m, const char *name, int32_t type, int32_t n_dims, const int64_t *ne, const void *data, uint64_t nbytes,
+                     float scale, int32_t mapped) {
+    if (!m || !name || !*name || strlen(name) > 127 || !ne || !data) return bw_fail(BW24_E_ARG, "bw24_tensor_load: NULL argument or a name outside 1..127 bytes");
+    BW_TRY(check_new(m, name, scale));
+    int64_t full[4];
+    bw_tensor *t = NULL;
+    BW_TRY(check_tensor(name, bw_type(type), type, n_dims, ne, nbytes, full));
+    BW_TRY(add_tensor(m, name, bw_type(type), n_dims, full, scale, &t));
+    t->data = data;
+    t->bytes = nbytes;
+    t->mapped = mapped != 0;
+    return 0;
+}
+
+/* one matrix of a spilled tensor: its type fits the columns, its bytes the file */
+static int check_place(bw24_model *m, const char *name, int index, const bw24_place *p, int64_t cols, int64_t rows, bw_place *out) {
+    const bw_type_info *info = bw_type(p->type);
+    if (!info) return bw_fail(BW24_E_UNSUPPORTED, "tensor %s, matrix %d: unknown type id %d", name, index, p->type);
+    if (cols % info->block) return bw_fail(BW24_E_SHAPE, "tensor %s: %lld columns are not a multiple of %s's block of %d", name, (long long)cols, info->name, info->block);
+    *out = (bw_place){p->file < 0 ? -1 : p->file, info, p->offset};
+    return p->file < 0 ? 0 : bw_spill_check(m->spill, name, index, p->file, p->offset, (uint64_t)(rows * bw_row_bytes(info, cols)));
+}
+
+int bw24_spill_tensor(bw24_model *m, const char *name, int32_t n_dims, const int64_t *ne, const bw24_place *places, int32_t n, float scale) {
+    if (!m || !name || !*name || strlen(name) > 127 || !ne || !places) return bw_fail(BW24_E_ARG, "bw24_spill_tensor: NULL argument or a name outside 1..127 bytes");
+    if (!m->spill) return bw_fail(BW24_E_ARG, "tensor %s: bw24_spill_open comes first", name);
+    BW_TRY(check_new(m, name, scale));
+    int64_t full[4], rows;
+    bw_tensor *t = NULL;
+    if (n_dims < 0 || n_dims > 4) return bw_fail(BW24_E_SHAPE, "tensor %s: %d dimensions, at most 4 are possible", name, n_dims);
+    for (int i = 0; i < 4; i++) {
+        full[i] = i < n_dims ? ne[i] : 1;
+        if (full[i] < 1 || full[i] > 1 << 24) return bw_fail(BW24_E_SHAPE, "tensor %s: dimension %d is %lld", name, i, (long long)full[i]);
+    }
+    if (full[3] != 1 || n < 1 || n > full[1] * full[2] || full[1] * full[2] % n)
+        return bw_fail(BW24_E_SHAPE, "tensor %s: %d matrices of %lld rows in all", name, n, (long long)(full[1] * full[2]));
+    rows = full[1] * full[2] / n;
+    bw_place *own = calloc((size_t)n, sizeof *own);
+    if (!own) return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", name);
+    int rc = 0;
+    uint64_t bytes = 0;
+    for (int i = 0; i < n && !rc; i++) {
+        rc = check_place(m, name, i, &places[i], full[0], rows, &own[i]);
+        if (!rc) bytes += (uint64_t)(rows * bw_row_bytes(own[i].type, full[0]));
+    }
+    if (!rc) rc = add_tensor(m, name, own[0].type, n_dims, full, scale, &t);
+    if (rc) { free(own); return rc; }
+    t->places = own;
+    t->n_places = n;
+    t->bytes = bytes;
     return 0;
 }
 
 float *bw_dense(bw_tensor *t) {
     if (t->dense) return t->dense;
+    if (!t->data) { bw_fail(BW24_E_SHAPE, "tensor %s: it is spilled, but an op reads it as a vector", t->name); return NULL; }
     int64_t n = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
     if (n > 1 << 24) { bw_fail(BW24_E_SHAPE, "tensor %s: %lld values are too many for a norm weight or a bias", t->name, (long long)n); return NULL; }
     t->dense = malloc((size_t)n * sizeof *t->dense);
@@ -158,6 +212,10 @@ static int mark_matrix(const bw_list *l, int op, bw_tensor *t, int parts) {
         bw_op_label(l, op, label, sizeof label);
         return bw_fail(BW24_E_SHAPE, "%s: tensor %s holds %d matrices for another op, here %d", label, t->name, t->parts, parts);
     }
+    if (t->places && (l->ops[op].code != BW_OP_EXPERTS || parts % t->n_places)) {
+        bw_op_label(l, op, label, sizeof label);
+        return bw_fail(BW24_E_SHAPE, "%s: tensor %s is spilled as %d matrices, the op reads %d", label, t->name, t->n_places, parts);
+    }
     t->linear = true;
     t->parts = parts;
     return 0;
@@ -167,6 +225,8 @@ static int mark_matrix(const bw_list *l, int op, bw_tensor *t, int parts) {
 static int mark_matrices(const bw_list *l, int index) {
     const bw_op *op = &l->ops[index];
     if (op->code == BW_OP_LINEAR) return mark_matrix(l, index, op->w[0], 1);
+    for (int m = 0; m < BW_OP_W && op->code != BW_OP_EXPERTS; m++)
+        if (op->w[m] && op->w[m]->places) return mark_matrix(l, index, op->w[m], 1); /* refuses */
     if (op->code != BW_OP_EXPERTS) return 0;
     for (int m = 0; m < 3; m++)
         if (op->w[m]) BW_TRY(mark_matrix(l, index, op->w[m], m == BW_EXP_GATE && !op->w[BW_EXP_UP] ? 2 * op->experts : op->experts));
@@ -303,7 +363,7 @@ int bw24_prepare(bw24_model *m, int32_t index) {
     bw_fpenv e = bw_fpenv_enter();
     int rc = 0;
     if (index == m->n_tensors) rc = prepare_end(m);
-    else if (m->tensors[index]->linear && !m->tensors[index]->packed) rc = m->ctx->backend->prepare_tensor(m, m->tensors[index]);
+    else if (m->tensors[index]->linear && !m->tensors[index]->packed && !m->tensors[index]->places) rc = m->ctx->backend->prepare_tensor(m, m->tensors[index]);
     bw_fpenv_leave(e);
     return rc;
 }

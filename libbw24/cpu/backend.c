@@ -49,7 +49,7 @@ static void cpu_close(bw24_ctx *c) {
 /* ---- weights */
 /* bytes of one matrix of the tensor in packed form, 0 if it has none */
 static size_t part_packed(const bw_tensor *t) { return (cpu_pack_bytes(t->type, bw_part_rows(t), t->ne[0]) + 63) & ~(size_t)63; }
-static bool packs(const bw24_model *m, const bw_tensor *t) { return m->ctx->repack && t->linear && part_packed(t) > 0; }
+static bool packs(const bw24_model *m, const bw_tensor *t) { return m->ctx->repack && t->linear && !t->places && part_packed(t) > 0; }
 
 static cpu_weights *weights_of(bw24_model *m) {
     if (!m->priv) m->priv = calloc(1, sizeof(cpu_weights));
@@ -138,16 +138,37 @@ static int add_rope(bw24_model *m, cpu_model *s, const bw_op *op, int *index) {
     return 0;
 }
 
+/* a spilled layer: where its matrices are changes from step to step, what they are does not */
+static int resolve_spilled(bw24_model *m, cpu_moe *moe, const bw_op *op, cpu_step *out) {
+    cpu_weights *w = weights_of(m);
+    if (!w) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
+    BW_TRY(bw_spill_layer(m, op, cpu_spill_room, &out->spill));
+    cpu_mat **grown = realloc(w->spilled, (size_t)(out->spill + 1) * sizeof *grown);
+    out->waves = calloc((size_t)cpu_max_waves(op->experts), sizeof *out->waves);
+    if (grown) w->spilled = grown;
+    if (!grown || !out->waves) return bw_fail(BW24_E_MEMORY, "out of memory for a layer's experts");
+    w->spilled[out->spill] = out->mats;
+    w->n_spilled = out->spill + 1;
+    for (int i = 0; i < 3 * op->experts; i++) {
+        const bw_type_info *t = out->mats[i].type;
+        size_t tile = (size_t)(CPU_TILE * bw_row_bytes(t, out->mats[i].cols));
+        if (tile > moe->max_tile) moe->max_tile = tile;
+    }
+    return 0;
+}
+
 /* gate, up and down of each expert; the MoE scratch grows to the largest layer */
-static int resolve_experts(cpu_moe *moe, const bw_list *l, const bw_op *op, cpu_step *out) {
+static int resolve_experts(bw24_model *m, cpu_moe *moe, const bw_list *l, const bw_op *op, cpu_step *out) {
+    bool spilled = bw_spilled(op);
     out->mats = calloc(3 * (size_t)op->experts, sizeof *out->mats);
     if (!out->mats) return bw_fail(BW24_E_MEMORY, "out of memory for %d experts", op->experts);
     for (int i = 0; i < 3 * op->experts; i++) {
         int part;
         const bw_tensor *scale, *t = bw_expert_part(op, i % 3, i / 3, &part, &scale);
-        out->mats[i] = ((cpu_mat *)t->packed)[part];
+        if (spilled) out->mats[i] = (cpu_mat){.type = bw_spill_type(op, i / 3, i % 3), .rows = bw_part_rows(t), .cols = t->ne[0], .scale = t->scale};
+        else out->mats[i] = ((cpu_mat *)t->packed)[part];
         if (scale) out->mats[i].scale = scale->dense[i / 3];
-        if (t->type->form == BW_FLOAT) out->floats = true;
+        if (out->mats[i].type->form == BW_FLOAT) out->floats = true;
         else out->quant = true;
     }
 #define GROW(field, value) if ((value) > moe->field) moe->field = (value)
@@ -157,7 +178,7 @@ static int resolve_experts(cpu_moe *moe, const bw_list *l, const bw_op *op, cpu_
     GROW(max_ff, out->mats[BW_EXP_DOWN].cols);
     GROW(max_out, out->mats[BW_EXP_DOWN].rows);
 #undef GROW
-    return 0;
+    return spilled ? resolve_spilled(m, moe, op, out) : 0;
 }
 
 static int resolve_conv(const bw_op *op, cpu_step *out) {
@@ -169,12 +190,14 @@ static int resolve_conv(const bw_op *op, cpu_step *out) {
     return 0;
 }
 
-static int resolve_step(cpu_model *s, const bw_list *l, const bw_step *st, cpu_step *out) {
-    bool moe = l->ops[st->first].code == BW_OP_EXPERTS;
+static int resolve_step(bw24_model *m, cpu_model *s, const bw_list *l, const bw_step *st, cpu_step *out) {
+    const bw_op *first = &l->ops[st->first];
+    bool moe = first->code == BW_OP_EXPERTS;
     out->phase = s->n_phases;
-    s->n_phases += moe ? CPU_MOE_PHASES : 2;
-    if (l->ops[st->first].code == BW_OP_CONV) return resolve_conv(&l->ops[st->first], out);
-    if (moe) return resolve_experts(&s->moe, l, &l->ops[st->first], out);
+    out->spill = -1;
+    s->n_phases += !moe ? 2 : bw_spilled(first) ? 4 + CPU_WAVE_PHASES * cpu_max_waves(first->experts) : CPU_MOE_PHASES;
+    if (first->code == BW_OP_CONV) return resolve_conv(first, out);
+    if (moe) return resolve_experts(m, &s->moe, l, first, out);
     out->mats = calloc((size_t)(st->n_lin ? st->n_lin : 1), sizeof *out->mats);
     if (!out->mats) return bw_fail(BW24_E_MEMORY, "out of memory for a step of the plan");
     for (int i = 0; i < st->n_lin; i++) {
@@ -215,10 +238,11 @@ static int make_threads(bw24_model *m, cpu_model *s, const widths *w) {
         cpu_thread *th = &s->threads[t];
         th->work = aligned(m, CPU_LINEAR_WORK + w->attend);
         th->row = aligned(m, (size_t)w->buf * sizeof(float));
+        th->tile = s->moe.max_tile ? aligned(m, s->moe.max_tile) : NULL;
         void *q = aligned(m, cpu_act_bytes(1, w->in, 0)), *f = aligned(m, cpu_act_bytes(1, w->in, 1));
         th->act_q.mem = q;
         th->act_f.mem = f;
-        if (!th->work || !th->row || !q || !f) return bw_fail(BW24_E_MEMORY, "out of memory for a thread's scratch");
+        if (!th->work || !th->row || !q || !f || (s->moe.max_tile && !th->tile)) return bw_fail(BW24_E_MEMORY, "out of memory for a thread's scratch");
     }
     return 0;
 }
@@ -268,7 +292,7 @@ static int cpu_prepare_list(bw24_model *m, bw_list *l) {
     for (int i = 0; i < l->n_ops; i++)
         if (l->ops[i].code == BW_OP_ROPE) BW_TRY(add_rope(m, s, &l->ops[i], &s->rope_of[i]));
     for (int i = 0; i < l->plan->n_steps; i++) {
-        BW_TRY(resolve_step(s, l, &l->plan->steps[i], &s->steps[i]));
+        BW_TRY(resolve_step(m, s, l, &l->plan->steps[i], &s->steps[i]));
         bool moe = l->ops[l->plan->steps[i].first].code == BW_OP_EXPERTS;
         *(moe ? &moe_quant : &quant) |= s->steps[i].quant;
         *(moe ? &moe_floats : &floats) |= s->steps[i].floats;
@@ -287,6 +311,7 @@ static void free_list(bw24_model *m, bw_list *l) {
     if (!s) return;
     for (int i = 0; s->steps && l->plan && i < l->plan->n_steps; i++) {
         free(s->steps[i].mats);
+        free(s->steps[i].waves);
         free(s->steps[i].conv);
     }
     for (int i = 0; i < s->n_ropes; i++) {
@@ -296,6 +321,7 @@ static void free_list(bw24_model *m, bw_list *l) {
     for (int t = 0; s->threads && t < m->ctx->threads; t++) {
         free(s->threads[t].work);
         free(s->threads[t].row);
+        free(s->threads[t].tile);
         free(s->threads[t].act_q.mem);
         free(s->threads[t].act_f.mem);
         free(s->threads[t].pages);
@@ -319,6 +345,7 @@ static void cpu_free_model(bw24_model *m) {
     cpu_weights *s = m->priv;
     for (int i = 0; i < m->n_lists; i++) free_list(m, m->lists[i]);
     if (s && s->arena) munmap(s->arena, s->arena_bytes);
+    if (s) free(s->spilled);
     free(s);
     m->priv = NULL;
 }
@@ -328,5 +355,5 @@ static bool cpu_kv_supported(const bw_kv_desc *d) { return cpu_kv_page_bytes(d) 
 const bw_backend bw_backend_cpu = {
     .name = "cpu", .kv_page_bytes = cpu_kv_page_bytes, .kv_supported = cpu_kv_supported, .open = cpu_open, .close = cpu_close,
     .prepare_tensor = cpu_prepare_tensor, .prepare_list = cpu_prepare_list, .free_tensor = cpu_free_tensor, .free_model = cpu_free_model,
-    .replay = ref_replay, .forward = cpu_forward, .roles = true, .borrows = true,
+    .replay = ref_replay, .forward = cpu_forward, .roles = true, .borrows = true, .warm = cpu_warm,
 };

@@ -444,6 +444,8 @@ static int verdict(const fwd *f) {
     char label[256];
     int fault = atomic_load(&f->s->fault);
     if (atomic_load(&f->s->cancelled)) return bw_fail(BW24_E_CANCELLED, "cancelled");
+    const char *lost = f->m->spill ? bw_spill_error(f->m->spill) : NULL;
+    if (lost) return bw_fail(BW24_E_IO, "%s", lost);
     if (atomic_load(&f->s->memory_fault)) return bw_fail(BW24_E_MEMORY, "out of memory for a table of KV pages");
     if (!fault) return 0;
     bw_op_label(f->l, fault - 1, label, sizeof label);

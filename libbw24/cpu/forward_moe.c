@@ -45,6 +45,7 @@ typedef struct moe_arg {
     const bw_rowset *set;
     int top;
     int64_t pairs;
+    int from, to;       /* of the active experts, those that the phase in hand is about: all, or a wave */
     cpu_act in_q, in_f, mid_q, mid_f;
 } moe_arg;
 
@@ -94,14 +95,16 @@ static void input_range(const fwd *f, void *arg, int tid, int64_t from, int64_t 
     }
 }
 
-static void middle_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
-    moe_arg *a = arg;
-    (void)tid;
+static void middle_of(const fwd *f, const moe_arg *a, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++) {
         const float *h = f->s->moe.h + i * a->mid_q.cols;
-        fill(f, a, &a->mid_q, i, h);
-        fill(f, a, &a->mid_f, i, h);
+        fill(f, a, (cpu_act *)&a->mid_q, i, h);
+        fill(f, a, (cpu_act *)&a->mid_f, i, h);
     }
+}
+static void middle_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    (void)tid;
+    middle_of(f, arg, from, to);
 }
 
 static const cpu_act *form(const cpu_mat *m, const cpu_act *q, const cpu_act *fl) { return m->type->form == BW_FLOAT ? fl : q; }
@@ -133,7 +136,7 @@ static void tiles_over(const fwd *f, const moe_arg *a, int tid, int64_t from, in
     for (int64_t i = from, end; i < to; i = end) {
         int64_t k = i / tiles, t0 = i % tiles;
         end = (k + 1) * tiles < to ? (k + 1) * tiles : to;
-        fn(f, a, f->s->moe.active[k], t0, t0 + (end - i), f->s->threads[tid].work);
+        fn(f, a, f->s->moe.active[a->from + k], t0, t0 + (end - i), f->s->threads[tid].work);
     }
 }
 static void gate_up_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
@@ -164,6 +167,92 @@ static void sum_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to
     }
 }
 
+static int64_t pairs_of(const cpu_moe *s, int from, int to) {
+    int64_t n = 0;
+    for (int k = from; k < to; k++) n += s->start[s->active[k] + 1] - s->start[s->active[k]];
+    return n;
+}
+
+/* ---- spilled experts: sort as ever; then experts in RAM, while reads of the others are under way; then those, two at a time as they land. A row's
+ * own sum stays in the order of its slots, so the order of arrival shows nowhere. */
+static void plan_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    const moe_arg *a = arg;
+    cpu_step *cs = a->cs;
+    cpu_moe *s = &f->s->moe;
+    int w = 0;
+    if (to <= from) return;
+    sort_range(f, arg, tid, from, to);
+    bw_spill_begin(f->m->spill, cs->spill, s->active, cs->n_active, a->set->n, s->start, s->active, &cs->hits);
+    for (int at = 0, end; at < cs->n_active; at = end, w++) {
+        end = w == 0 && cs->hits ? cs->hits : at + BW_SPILL_WAVE < cs->n_active ? at + BW_SPILL_WAVE : cs->n_active;
+        cs->waves[w] = (cpu_wave){at, end, pairs_of(s, at, end)};
+    }
+    cs->n_waves = w;
+    s->wave_begun = 0;
+}
+
+/* between waves: the last one's experts are let go, clocks are read */
+static void between_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    const moe_arg *a = arg;
+    cpu_moe *s = &f->s->moe;
+    int64_t now = bw_spill_clock(), landed = atomic_load(&s->unpacked);
+    (void)tid;
+    if (to <= from) return;
+    if (s->wave_begun) bw_spill_time(f->m->spill, landed - s->wave_begun, now - landed);
+    if (a->from == a->to) bw_spill_end(f->m->spill);
+    else bw_spill_next(f->m->spill, a->from, a->to);
+    s->wave_begun = now;
+    atomic_store(&s->unpacked, now);
+}
+
+/* items: the wave's matrices, in the order in which they are read */
+static void unpack_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    const moe_arg *a = arg;
+    for (int64_t i = from; i < to; i++) {
+        int e = f->s->moe.active[a->from + i / 3], m = (int)(i % 3);
+        uint8_t *base, *raw;
+        cpu_mat *mat = &a->cs->mats[3 * e + m];
+        bool ok = bw_spill_wait(f->m->spill, a->cs->spill, e, m, &base, &raw);
+        bool pack = cpu_spill_room(f->m, mat->type, mat->rows, mat->cols) > 0;
+        if (ok) cpu_unpack_spilled(mat, pack, base, raw, f->s->threads[tid].tile);
+        else {
+            mat->data = pack ? base : NULL;
+            mat->raw = pack ? NULL : raw;
+        }
+        long long now = bw_spill_clock(), last = atomic_load(&f->s->moe.unpacked);
+        while (last < now && !atomic_compare_exchange_weak(&f->s->moe.unpacked, &last, now)) {}
+    }
+}
+
+/* items: the places of the wave's pairs */
+static void wave_middle_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    const moe_arg *a = arg;
+    const cpu_moe *s = &f->s->moe;
+    int64_t base = 0;
+    (void)tid;
+    for (int k = a->from; k < a->to && base < to; k++) {
+        int64_t first = s->start[s->active[k]], n = s->start[s->active[k] + 1] - first;
+        int64_t lo = from > base ? from - base : 0, hi = to - base < n ? to - base : n;
+        if (lo < hi) middle_of(f, a, first + lo, first + hi);
+        base += n;
+    }
+}
+
+static void spilled_waves(const fwd *f, cpu_phase *p, moe_arg *a, int tid) {
+    int64_t up = cpu_tiles(a->cs->mats[BW_EXP_UP].rows), down = cpu_tiles(a->cs->mats[BW_EXP_DOWN].rows);
+    for (int w = 0; w < a->cs->n_waves; w++, p += CPU_WAVE_PHASES) {
+        a->from = a->cs->waves[w].from;
+        a->to = a->cs->waves[w].to;
+        bool landed = w == 0 && a->cs->hits;
+        run_phase(f, &p[0], 1, between_range, a, tid);
+        run_phase(f, &p[1], landed ? 0 : 3 * (a->to - a->from), unpack_range, a, tid);
+        run_phase(f, &p[2], (a->to - a->from) * up, gate_up_range, a, tid);
+        run_phase(f, &p[3], a->cs->waves[w].pairs, wave_middle_range, a, tid);
+        run_phase(f, &p[4], (a->to - a->from) * down, down_range, a, tid);
+    }
+    a->from = a->to = 0;
+}
+
 void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid) {
     const bw_op *op = &f->l->ops[index];
     cpu_moe *s = &f->s->moe;
@@ -174,8 +263,15 @@ void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rows
     cpu_act_init(&a.in_f, a.cs->floats ? s->in_f : NULL, inputs, a.cs->mats[BW_EXP_UP].cols, 1);
     cpu_act_init(&a.mid_q, a.cs->quant ? s->mid_q : NULL, (int)a.pairs, a.cs->mats[BW_EXP_DOWN].cols, 0);
     cpu_act_init(&a.mid_f, a.cs->floats ? s->mid_f : NULL, (int)a.pairs, a.cs->mats[BW_EXP_DOWN].cols, 1);
-    run_phase(f, &p[0], 1, sort_range, &a, tid);
+    bool spilled = a.cs->spill >= 0;
+    run_phase(f, &p[0], 1, spilled ? plan_range : sort_range, &a, tid);
     run_phase(f, &p[1], inputs, input_range, &a, tid);
+    if (spilled) {
+        spilled_waves(f, p + 4, &a, tid);
+        run_phase(f, &p[2], 1, between_range, &a, tid);
+        run_phase(f, &p[3], set->n * sum_blocks(f, op), sum_range, &a, tid);
+        return;
+    }
     run_phase(f, &p[2], a.cs->n_active * cpu_tiles(a.cs->mats[BW_EXP_UP].rows), gate_up_range, &a, tid);
     run_phase(f, &p[3], a.pairs, middle_range, &a, tid);
     run_phase(f, &p[4], a.cs->n_active * cpu_tiles(a.cs->mats[BW_EXP_DOWN].rows), down_range, &a, tid);

@@ -3,6 +3,7 @@
 #define BW24_CPU_STATE_H
 
 #include "../internal.h"
+#include "../spill.h"
 #include "attend.h"
 #include "linear.h"
 #include "pool.h"
@@ -19,6 +20,9 @@ typedef struct cpu_rope_cfg {
     float *table; /* [max_rows][rot] cosines, sines */
 } cpu_rope_cfg;
 
+/* active experts [from, to) of a spilled layer are computed together */
+typedef struct cpu_wave { int from, to; int64_t pairs; } cpu_wave;
+
 /* one step of the plan with everything resolved */
 typedef struct cpu_step {
     cpu_mat *mats;      /* [n_lin], biases bound; EXPERTS: gate, up, down of each expert, scales bound */
@@ -27,11 +31,15 @@ typedef struct cpu_step {
     float *conv;        /* CONV: the weights [taps][channels] */
     int n_active;       /* EXPERTS: experts with rows in the pass in hand; a step's own, because late threads still ask for it */
     int phase;          /* first of its phases in cpu_model.phases */
+    int spill;          /* EXPERTS: layer of the spill, -1: all in memory */
+    int hits, n_waves;  /* of the pass in hand: active experts in RAM, all in wave 0; waves */
+    cpu_wave *waves;
 } cpu_step;
 
 /* per thread */
 typedef struct cpu_thread {
     void *work;         /* CPU_LINEAR_WORK and cpu_attend_work */
+    uint8_t *tile;      /* rows of one tile of a spilled matrix, while it is packed in place */
     float *row;         /* one row of the widest buffer */
     cpu_act act_q, act_f; /* one-row activations of the widest input */
     uint8_t **pages;
@@ -41,7 +49,7 @@ typedef struct cpu_thread {
 /* one phase of a step: ranges claimed, items done */
 typedef struct cpu_phase { _Alignas(64) atomic_llong next; atomic_llong done; } cpu_phase;
 
-enum { CPU_MOE_PHASES = 6 };
+enum { CPU_MOE_PHASES = 6, CPU_WAVE_PHASES = 5 }; /* spilled: 4, and 5 for each wave */
 /* scratch of EXPERTS, one for all layers. A pair is (row, slot); pairs are sorted by expert, the order in a row's own sum stays the slots' */
 typedef struct cpu_moe {
     int max_experts, max_top;
@@ -52,6 +60,9 @@ typedef struct cpu_moe {
     int *active;        /* experts with pairs, ascending */
     float *h;           /* [places][ff] act(gate x) * up x */
     float *d;           /* [places][out] down h */
+    size_t max_tile;    /* bytes of 16 rows of the widest spilled matrix */
+    int64_t wave_begun; /* clock; written by the phase between waves alone */
+    atomic_llong unpacked; /* clock of the last matrix of the wave in hand */
     void *in_q, *in_f, *mid_q, *mid_f; /* activations of the pairs: inputs, and h; NULL where no matrix reads that form */
 } cpu_moe;
 
@@ -59,6 +70,8 @@ typedef struct cpu_moe {
 typedef struct cpu_weights {
     uint8_t *arena;     /* all packed weights; huge pages where the system grants them */
     size_t arena_bytes, arena_used;
+    cpu_mat **spilled;  /* [layers of the spill] matrices of their steps */
+    int n_spilled;
 } cpu_weights;
 
 /* per list: bw_list.priv */
@@ -82,6 +95,12 @@ typedef struct cpu_model {
     atomic_int memory_fault;
 } cpu_model;
 
+/* Packs a matrix in place from the rows at raw, which end at or behind the packed form's end; `tile` holds 16 rows */
+void cpu_unpack_spilled(cpu_mat *mat, bool pack, uint8_t *base, uint8_t *raw, uint8_t *tile);
+size_t cpu_spill_room(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols);
+int cpu_warm(bw24_model *m, int layer, const int *experts, int n);
+/* the wave of experts in RAM, and those of the others */
+static inline int cpu_max_waves(int experts) { return 1 + (experts + BW_SPILL_WAVE - 1) / BW_SPILL_WAVE; }
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
 
 #endif

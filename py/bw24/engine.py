@@ -3,7 +3,6 @@ sampling loops or HTTP. One thread at a time drives an engine."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -15,8 +14,10 @@ from . import device as devices
 from .drafter import PRE_NORM, Draft, embedded
 from .errors import Bw24Error
 from .source import Model
+from .tiers import Placement, Spill, Tiers, decide
 
 PAGE_TOKENS = 64
+UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
 DEFAULT_KV = "f16"
 MAX_LOGIT_ROWS = 64  # wanted rows of one step when a prompt's every logit is asked for: bounds the logits at 64 x vocabulary
 KV_FORMATS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q5_1": "Q5_1", "e4m3": "E4M3"}
@@ -76,13 +77,10 @@ def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int, draft: D
     return per["full"] * pages(ctx) + per["window"] * pages(kept) + state_bytes(model)
 
 
-def available_memory() -> int:
-    """Bytes the system says can be taken without swapping (MemAvailable)."""
-    with open("/proc/meminfo", encoding="ascii") as f:
-        for line in f:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def available_memory(reserve: bool = False) -> int:
+    """Bytes that can be taken without swapping: MemAvailable, and what the limits of the process's memory cgroups leave. `reserve`: less what is
+    left to the rest of the system, max(4 GiB, 8 %)."""
+    return abi.lib().bw24_available_memory(reserve)
 
 
 def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: int, room: int,
@@ -112,16 +110,20 @@ def _floats(array: np.ndarray | None) -> Any:
 class Engine:
     """A prepared model. `device`: "auto", "cpu", "cuda" or "cuda:N"; `backend` other than "auto" (ref) wins over it; `progress(done, total)`
     counts weight bytes while loading; `draft`: with a drafter (True: the file's MTP block), which makes sequences of its role possible; the
-    engine closes it.
+    engine closes it; `tiers`: where a mixture's experts live.
 
     Attributes: model, ctx (tokens a sequence may hold), kv ({'full': .., 'window': ..}), backend, isa, threads, n_vocab, note (a sentence about
-    the context or None), draft, n_hidden (width of hidden rows, 0: the backend has none). Raises Bw24Error; closing twice is fine.
+    the context or None), draft, n_hidden (width of hidden rows, 0: the backend has none), placement (None: every weight is in memory), spill (its
+    experts that are read from files, or None). Raises Bw24Error; closing twice is fine.
     """
 
     def __init__(self, model: Model, *, device: str = "auto", backend: str = "auto", isa: str | None = None, threads: int | None = None,
                  ctx: int | None = None, kv: str | None = None, max_rows: int = 256, fuse: bool = True, repack: bool = True,
-                 float_activations: bool = False, draft: Draft | bool = False, progress: Callable[[int, int], None] | None = None):
+                 float_activations: bool = False, draft: Draft | bool = False, tiers: Tiers | None = None,
+                 progress: Callable[[int, int], None] | None = None):
         self._ctx = self._model = self.draft = None
+        self.placement: Placement | None = None
+        self.spill: Spill | None = None
         self._sequences: set[Sequence] = set()
         self._keep: list[Any] = []
         self.model, self.max_rows = model, max_rows
@@ -130,7 +132,7 @@ class Engine:
         self.choice = devices.choose(device, backend, isa, float_activations)
         while self._model is None:
             try:
-                self._start(isa, threads, ctx, fuse, repack, float_activations, progress)
+                self._start(isa, threads, ctx, fuse, repack, float_activations, tiers or Tiers(), progress)
             except BaseException as error:
                 self._release()
                 other = devices.fallback(self.choice, error) if isinstance(error, Bw24Error) else None
@@ -140,14 +142,26 @@ class Engine:
                 self.choice = other
 
     def _start(self, isa: str | None, threads: int | None, ctx: int | None, fuse: bool, repack: bool, float_activations: bool,
-               progress: Callable[[int, int], None] | None) -> None:
+               tiers: Tiers, progress: Callable[[int, int], None] | None) -> None:
         """Choose the context and load onto the chosen device."""
         size = sum(t.nbytes for t in self.model.file.tensors.values()) + (self.draft.nbytes if self.draft else 0)
-        room = self.choice.facts.free if self.choice.facts else available_memory()
         self.backend = self.choice.backend
-        self.ctx, self.note = fit_context(self.model, self.kv, ctx, self.max_rows, room - size, self.draft)
+        room = self._place(tiers, size)
+        self.ctx, self.note = fit_context(self.model, self.kv, ctx, self.max_rows, room, self.draft)
         self._open(isa, threads, fuse, repack, float_activations)
         self._load(size, progress)
+
+    def _place(self, tiers: Tiers, size: int) -> int:
+        """Decides where experts go; the bytes left for the KV cache."""
+        free, granted = self.choice.facts.free if self.choice.facts else available_memory(), available_memory(reserve=True)
+        self.placement = self.spill = None
+        if self.backend != "cpu" and not tiers.asked:
+            return free - size
+        if self.backend != "cpu":
+            raise Bw24Error(f"--ram, --vram and --nvme: backend {self.backend} holds every expert itself in this version; --device cpu reads them "
+                            "from files", UNSUPPORTED)
+        self.placement = decide(self.model, tiers, self.draft, free, granted)
+        return free - size if self.placement is None else free - self.placement.rest - min(self.placement.ram, max(0, granted - self.placement.rest))
 
     def _open(self, isa: str | None, threads: int | None, fuse: bool, repack: bool, float_activations: bool) -> None:
         p = abi.new("bw24_open_params")
@@ -180,7 +194,14 @@ class Engine:
         abi.check(lib.bw24_model_new(out, self._ctx, p))
         self._model = out[0]
         sizes = []
-        for w in [*self.model.weights(), *(self.draft.weights() if self.draft else ())]:
+        if self.placement:
+            self.spill = Spill(self._model, self.model, self.placement)
+        spilled = self.placement.bank.names if self.placement else ()
+        for w in [*self.model.weights(spilled), *(self.draft.weights() if self.draft else ())]:
+            if w.data is None:
+                self.spill.load(w.name, w.ne, w.scale)
+                sizes.append(0)
+                continue
             data = ffi.from_buffer(w.data)
             self._keep.append(data)
             ne = ffi.new("int64_t[]", list(w.ne))
@@ -199,6 +220,8 @@ class Engine:
                 progress(done, total)
         self.n_vocab = lib.bw24_model_vocab(self._model)
         self.n_hidden = lib.bw24_model_hidden(self._model)
+        if self.spill:
+            self.spill.warm_up()
 
     def _set_draft(self, draft: Draft) -> None:
         lib, role = abi.lib(), draft.role.encode()

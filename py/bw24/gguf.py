@@ -449,6 +449,14 @@ class GGUFFile:
             view = self._map(info.part)
         return view[info.offset : info.offset + info.nbytes]
 
+    def places(self, name: str) -> list[tuple[Path, int, int]]:
+        """(file, type, offset) of each matrix of a stacked tensor, for reading them one by one."""
+        info = self._info(name)
+        count, matrix = (info.shape[2] if len(info.shape) > 2 else 1), info.shape[:2]
+        _, block, size = TYPES[info.type_id]
+        each = matrix[0] // block * size * (matrix[1] if len(matrix) > 1 else 1)
+        return [(self.paths[info.part], info.type_id, info.offset + i * each) for i in range(count)]
+
     def array(self, name: str) -> np.ndarray:
         """The tensor's bytes as a read-only uint8 array [nbytes] over the mapping (no copy)."""
         return np.frombuffer(self.data(name), np.uint8)

@@ -233,6 +233,10 @@ class Shards:
             view = self._map(e.part)
         return view[e.offset : e.offset + e.nbytes]
 
+    def path(self, part: int) -> Path:
+        """The file of a shard."""
+        return self._sources[part].path
+
     def _map(self, part: int) -> memoryview:
         source = self._sources[part]
         where = quote(str(source.path), 4096)

@@ -37,22 +37,27 @@ class Container(Protocol):
         """A tensor's bytes: over a mapping of the file, or converted to `tensors[name].type_id` by this call."""
         ...
 
+    def places(self, name: str) -> list[tuple[Path | None, int, int]] | None:
+        """(file, type, offset) of each matrix of a stacked tensor, file None where it is left out; None: its bytes are not there as they are used."""
+        ...
+
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class WeightView:
-    """A tensor as the library takes it: `data` read-only, `mapped` whether it lies over a file mapping, `scale` its sidecar (1 if none)."""
+    """A tensor as the library takes it: `data` read-only, `mapped` whether it lies over a file mapping, `scale` its sidecar (1 if none).
+    data None: it stays in its file."""
 
     name: str
     type_id: int
     ne: tuple[int, ...]
-    data: memoryview
+    data: memoryview | None
     scale: float
 
     @property
     def mapped(self) -> bool:
-        return isinstance(self.data.obj, mmap.mmap)
+        return self.data is not None and isinstance(self.data.obj, mmap.mmap)
 
 
 def architectures() -> list[str]:
@@ -114,9 +119,9 @@ class Model:
         """The trunk's list. `pre_norm`: the hidden rows it hands on are those before the last norm (its logits are the same)."""
         return (self._build(True) if pre_norm else self.builder).text()
 
-    def weights(self) -> Iterator[WeightView]:
-        """The file's tensors as the library takes them."""
-        return weights(self.file)
+    def weights(self, spilled: Collection[str] = ()) -> Iterator[WeightView]:
+        """The file's tensors as the library takes them, those in `spilled` without their bytes."""
+        return weights(self.file, spilled=spilled)
 
     def head_bytes(self) -> int:
         """Bytes of the output matrix in the file, the embedding where it serves as one."""
@@ -146,7 +151,7 @@ class Model:
         self.close()
 
 
-def weights(file: Container, names: Collection[str] | None = None, prefix: str = "") -> Iterator[WeightView]:
+def weights(file: Container, names: Collection[str] | None = None, prefix: str = "", spilled: Collection[str] = ()) -> Iterator[WeightView]:
     """A container's tensors (those of `names`), each name with `prefix` before it, but for I32 tables and the sidecars of NVFP4 weights: a scale
     goes with its weight, those of experts stay tensors, input scales are left out."""
     for t in file.tensors.values():
@@ -156,7 +161,7 @@ def weights(file: Container, names: Collection[str] | None = None, prefix: str =
         side = file.tensors.get(t.name.removesuffix(".weight") + ".scale")
         if t.type_id == NVFP4 and side is not None and _sidecar(file, side.name):
             scale = _scalar(file, side.name)
-        yield WeightView(prefix + t.name, t.type_id, tuple(t.shape), file.data(t.name), scale)
+        yield WeightView(prefix + t.name, t.type_id, tuple(t.shape), None if t.name in spilled else file.data(t.name), scale)
 
 
 def _sidecar(file: Container, name: str) -> bool:

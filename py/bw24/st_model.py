@@ -102,6 +102,16 @@ class Checkpoint:
         view = st_tensor.view(target, kind)
         return memoryview(st_tensor.array(target, kind)) if view is None else view
 
+    def places(self, name: str) -> list[tuple[Path | None, int, int]] | None:
+        """(file, type, offset) of each matrix where the files hold all of them in the type that is loaded; else None."""
+        if name not in self.targets:
+            return None
+        target, info = self.targets[name], self.tensors[name]
+        found = [st_tensor.place(p, target, info.type_name) for p in target.pieces]
+        if None in found:
+            return None
+        return [(self._shards.path(entry.part), info.type_id, offset) for entry, offset in found]
+
     def close(self) -> None:
         self._shards.close()
 

@@ -83,7 +83,7 @@ class Float(Source):
 
     def __init__(self, shards: Shards, entry: Entry):
         super().__init__(entry.name, entry.shape)
-        self.dtype = entry.dtype
+        self.dtype, self.entry = entry.dtype, entry
         self._open = lambda: _matrix(shards, entry, FLOATS[entry.dtype], self.columns)
         aligned = entry.offset % FLOATS[entry.dtype].itemsize == 0
         self._raw = lambda: shards.data(entry.name) if aligned else None

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -116,6 +117,19 @@ def view(t: Target, type_name: str) -> memoryview | None:
     stored = source.raw()
     width = source.columns * FLOATS[source.dtype].itemsize
     return None if stored is None else stored[first * width : (first + t.pieces[0].count) * width]
+
+
+def place(p: Piece, t: Target, type_name: str) -> tuple[Any, int] | None:
+    """(entry, offset in its file) of a piece that is one matrix, stored as it is used; else None."""
+    source = p.source
+    if t.columns is not None or t.change is not None or not isinstance(source, Float) or source.dtype != type_name:
+        return None
+    first = 0 if p.rows is None else int(p.rows[0])
+    if p.rows is not None and not np.array_equal(p.rows, np.arange(first, first + len(p.rows))):
+        return None
+    if len(t.pieces) != (t.ne[2] if len(t.ne) > 2 else 1) or p.count != t.ne[1]:
+        return None
+    return source.entry, source.entry.offset + first * source.columns * FLOATS[source.dtype].itemsize
 
 
 def chunks(t: Target, type_name: str) -> Iterator[np.ndarray]:

@@ -1,0 +1,72 @@
+/* Spilled experts in the form that the kernels read: packing in place, and reading ahead. Owns the order of tiles that makes packing in place safe; the
+ * bytes come from spill.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "state.h"
+
+size_t cpu_spill_room(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols) {
+    return m->ctx->repack ? cpu_pack_bytes(t, rows, cols) : 0;
+}
+
+/* Tile k is written to [k, k + 1) packed tiles from the base, its rows lie behind: raw - base is at least packed - raw bytes, and each packed tile is
+ * at most as much longer than its rows as the average, so nothing that is still needed is overwritten once the tile's own rows are in `tile`. */
+void cpu_unpack_spilled(cpu_mat *mat, bool pack, uint8_t *base, uint8_t *raw, uint8_t *tile) {
+    mat->data = pack ? base : NULL;
+    mat->raw = pack ? NULL : raw;
+    size_t size = pack ? cpu_pack_bytes(mat->type, CPU_TILE, mat->cols) : 0, row = (size_t)bw_row_bytes(mat->type, mat->cols);
+    for (int64_t k = 0; pack && k < cpu_tiles(mat->rows); k++) {
+        int64_t first = k * CPU_TILE, n = mat->rows - first < CPU_TILE ? mat->rows - first : CPU_TILE;
+        cpu_mat one = *mat;
+        one.rows = n;
+        one.data = base + (size_t)k * size;
+        memcpy(tile, raw + (size_t)first * row, (size_t)n * row);
+        cpu_pack_tiles(&one, tile, 0, 1);
+    }
+}
+
+typedef struct warm_job { bw24_model *m; int layer; const int *experts; int n; uint8_t **tiles; } warm_job;
+static void warm_part(void *arg, int tid, int threads) {
+    const warm_job *j = arg;
+    cpu_mat *mats = ((cpu_weights *)j->m->priv)->spilled[j->layer];
+    for (int i = tid; i < 3 * j->n; i += threads) {
+        uint8_t *base, *raw;
+        cpu_mat *mat = &mats[3 * j->experts[i / 3] + i % 3];
+        bool pack = cpu_spill_room(j->m, mat->type, mat->rows, mat->cols) > 0;
+        if (bw_spill_wait(j->m->spill, j->layer, j->experts[i / 3], i % 3, &base, &raw)) cpu_unpack_spilled(mat, pack, base, raw, j->tiles[tid]);
+    }
+}
+
+static size_t tile_bytes(const cpu_mat *mats, const int *experts, int n) {
+    size_t most = 64;
+    for (int i = 0; i < 3 * n; i++) {
+        const cpu_mat *mat = &mats[3 * experts[i / 3] + i % 3];
+        size_t need = (size_t)(CPU_TILE * bw_row_bytes(mat->type, mat->cols));
+        if (need > most) most = need;
+    }
+    return most;
+}
+
+int cpu_warm(bw24_model *m, int layer, const int *experts, int n) {
+    cpu_pool *pool = ((cpu_ctx *)m->ctx->priv)->pool;
+    int threads = cpu_pool_size(pool), hits, rc = 0;
+    int *order = malloc((size_t)n * sizeof *order);
+    uint8_t **tiles = calloc((size_t)threads, sizeof *tiles);
+    size_t bytes = tile_bytes(((cpu_weights *)m->priv)->spilled[layer], experts, n);
+    for (int t = 0; tiles && t < threads; t++)
+        if (!(tiles[t] = malloc(bytes))) rc = BW24_E_MEMORY;
+    if (!order || !tiles || rc) rc = bw_fail(BW24_E_MEMORY, "out of memory for reading experts ahead");
+    if (!rc) bw_spill_begin(m->spill, layer, experts, n, 1, NULL, order, &hits);
+    for (int at = hits; !rc && at < n; at += BW_SPILL_WAVE) {
+        int to = at + BW_SPILL_WAVE < n ? at + BW_SPILL_WAVE : n;
+        warm_job job = {m, layer, order + at, to - at, tiles};
+        bw_spill_next(m->spill, at, to);
+        cpu_pool_run(pool, warm_part, &job);
+    }
+    if (!rc) bw_spill_end(m->spill);
+    for (int t = 0; tiles && t < threads; t++) free(tiles[t]);
+    free(tiles);
+    free(order);
+    const char *lost = bw_spill_error(m->spill);
+    return rc ? rc : lost ? bw_fail(BW24_E_IO, "%s", lost) : 0;
+}

@@ -1,0 +1,57 @@
+/* Experts beyond memory: which experts of a model are in RAM, and how the others get there. An entry is one expert of one EXPERTS op with its three
+ * matrices. Owns the byte budget, the policies, the files and the threads that read; refuses to know what a matrix is multiplied with or how a
+ * backend packs it. One thread at a time calls begin, next and end; wait may be called by many. */
+#ifndef BW24_SPILL_H
+#define BW24_SPILL_H
+
+#include <sys/types.h>
+
+#include "internal.h"
+
+enum { BW_SPILL_WAVE = 2 }; /* experts that are read, then used, together; the least that a budget must hold */
+
+/* where one matrix of a spilled tensor lies. file -1: the file lacks this expert, and choosing it is an error */
+typedef struct bw_place { int32_t file; const bw_type_info *type; uint64_t offset; } bw_place;
+
+typedef struct bw_spill bw_spill;
+
+/* bytes of a matrix's packed form, 0: it is used as it lies in the file */
+typedef size_t (*bw_spill_room)(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols);
+
+/* makes the layer of an EXPERTS op whose tensors are spilled; *index counts from 0 in the order of the calls */
+int bw_spill_layer(bw24_model *m, const bw_op *op, bw_spill_room room, int *index);
+/* true if the op's tensors are spilled; all three are or none is */
+bool bw_spilled(const bw_op *op);
+const bw_type_info *bw_spill_type(const bw_op *op, int expert, int matrix);
+
+/* The experts that a step needs of a layer: order = active, those in RAM first, *hits of them. All hits are held until next or end lets them go, and
+ * reads start for as many of the others as there is room for. rows: of the step; expert e has
+ * first[e + 1] - first[e] (row, slot) pairs (first NULL: none). order may be active itself. */
+void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, const int *first, int *order, int *hits);
+/* experts order[from .. to) are used next: those before are let go, reads of these are surely on their way */
+void bw_spill_next(bw_spill *s, int from, int to);
+/* Waits until the matrix's bytes are there: *raw, inside the block that begins at *base (64-byte aligned). A packed form goes to *base and may be
+ * written tile by tile over the raw rows that it has consumed. False: they could not be read; they are zeros, and the step must fail (bw_spill_error).
+ * Call it only for experts that were not hits. */
+bool bw_spill_wait(bw_spill *s, int layer, int expert, int matrix, uint8_t **base, uint8_t **raw);
+void bw_spill_end(bw_spill *s);
+/* the backend's clock: nanoseconds spent waiting for reads and unpacking, and computing */
+void bw_spill_time(bw_spill *s, int64_t wait_ns, int64_t compute_ns);
+/* the first failure since the last call, NULL: none; the text stays until the next begin */
+const char *bw_spill_error(bw_spill *s);
+int64_t bw_spill_clock(void);
+void bw_spill_free(bw_spill *s);
+/* the range lies inside the file */
+int bw_spill_check(bw_spill *s, const char *name, int index, int file, uint64_t offset, uint64_t bytes);
+
+/* memory.c: bytes that can be taken without harm under `root` ("" is the system): what is free of MemAvailable after a reserve of max(4 GiB, 8 %), and
+ * of every memory cgroup above this process after 8 %. reserve 0 leaves both out. Below 0: the reserve is in use already. */
+int64_t bw_memory_free(const char *root, bool reserve);
+
+/* how files are read, for tests that inject faults */
+typedef struct bw_spill_io {
+    ssize_t (*pread)(int fd, void *buf, size_t n, off_t at);
+} bw_spill_io;
+extern bw_spill_io bw_spill_sys;
+
+#endif

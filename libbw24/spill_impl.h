@@ -1,0 +1,82 @@
+/* What spill.c (budget, policies, steps) and spill_io.c (files, readers) share. Private to them. */
+#ifndef BW24_SPILL_IMPL_H
+#define BW24_SPILL_IMPL_H
+
+#include <pthread.h>
+#include <sys/stat.h>
+
+#include "spill.h"
+
+enum { SPILL_PAGE = 4096, SPILL_CHUNK = 1 << 20, SPILL_READERS_MAX = 64, SPILL_FILES_MAX = 4096 };
+enum spill_state { SPILL_ABSENT, SPILL_READING, SPILL_READY };
+
+/* a file that is read; drive 1 is its mirror */
+typedef struct spill_drive { int direct, plain; struct stat seen; bool alive; } spill_drive; /* direct -1: refused; plain -1: no such drive */
+typedef struct spill_file { char *path, *mirror; uint64_t size; spill_drive drive[2]; } spill_file;
+
+/* one expert. slot: NULL while it is absent. Its lists are doubly linked; an entry is in none while it is held, frozen or absent */
+typedef struct spill_entry {
+    uint8_t *slot;
+    uint64_t bytes;
+    struct spill_entry *prev, *next; /* of a policy's list: towards the recently used, towards the victims */
+    struct spill_entry *queue;       /* next to be read */
+    int layer, expert;
+    int pending[3];                  /* chunks of each matrix not yet read */
+    uint8_t state, list, held, frozen, failed;
+    uint8_t cut_matrix;              /* what the readers take next: matrix, and bytes of it taken */
+    uint64_t cut_at;
+} spill_entry;
+
+/* where a matrix lies in its entry's slot: packed form or consumed rows from `base`, the file's rows from `raw`, read as the aligned range
+ * [from, from + span) of the file to `into` */
+typedef struct spill_span { uint64_t base, raw, into, from, span, bytes; int32_t file; } spill_span;
+
+typedef struct spill_list { spill_entry *head, *tail; } spill_list;
+typedef struct spill_layer {
+    const bw_tensor *w[3];  /* gate, up, down */
+    int ratio[3], shift[3]; /* matrix m of expert e is part ratio * e + shift of w[m] */
+    int experts;
+    spill_entry *entries;
+    uint64_t used;
+    spill_list lists[2];    /* policy SLRU: probation, protected */
+    uint64_t protected_bytes;
+} spill_layer;
+
+struct bw_spill {
+    bw24_model *model;
+    bw_spill_room room;
+    int policy;
+    char *root;
+    spill_layer *layers;
+    int n_layers;
+    spill_list lru;         /* policies LRU and FROZEN */
+    uint64_t budget, limit, largest, frozen_bytes;
+    int64_t checked;        /* clock of the last look at the system's memory */
+    /* the step in hand */
+    int step_layer, step_n, step_read, step_from, *step_order; /* order[step_from ..) is held, order[.. step_read) is being read or there */
+    int cap_order;
+    uint8_t *zeros;         /* readable, `zeros_bytes` long */
+    uint64_t zeros_bytes;
+    bool scan;              /* it wants so many experts that keeping them would only push others out */
+    int32_t *trace;
+    int trace_cap, trace_head, trace_n;
+    bw24_spill_counts c;
+    char error[384];
+    bool failed;
+    /* files and readers; under `lock`: the queue, pending, failed, error, counters of reads */
+    spill_file *files;
+    int n_files, n_readers, readers_wanted;
+    bool buffered, quit;
+    pthread_t readers[SPILL_READERS_MAX];
+    pthread_mutex_t lock;
+    pthread_cond_t work, done;
+    spill_entry *first, *last;
+};
+
+void spill_span_of(const bw_spill *s, const spill_entry *e, int matrix, spill_span *out);
+/* puts an entry, whose slot is there, into the queue */
+void spill_read(bw_spill *s, spill_entry *e);
+void spill_fail(bw_spill *s, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* keeps the first; takes the lock */
+void spill_close_files(bw_spill *s); /* ends the readers first */
+
+#endif

@@ -1,0 +1,303 @@
+"""Where a mixture's experts live: in memory, or in files with a part of them in RAM. Owns the decision, the folders that are read, and the call
+sequence of the library's spill; knows neither policies nor how a step runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import abi
+from .errors import Bw24Error
+from .gguf_types import quote
+
+if TYPE_CHECKING:
+    from .drafter import Draft
+    from .source import Model
+
+POLICIES = {"lru": 0, "slru": 1, "frozen": 2}
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+KV_SHARE = 8  # of what is free after the weights outside the experts, a part in so many is left to the KV cache
+CYCLES = 2.0  # below so many tokens' worth of experts one list over all layers forgets each expert before it is used again
+
+
+def parse_size(text: str, what: str = "size") -> int:
+    """'24g' -> bytes; k, m, g, t are powers of 1024. Raises Bw24Error."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not match:
+        raise Bw24Error(f"{what}: expected bytes such as 512m, 24g or 1.5g, found {quote(text)}")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """What the person asked for. ram: bytes for experts in RAM, None: decided from what is free. nvme: one or two folders that hold the model's
+    files; two are read at once. profile: file of `bw24 tiers profile`. force: read experts from files even where all would fit."""
+
+    ram: int | None = None
+    vram: int | None = None
+    nvme: tuple[str, ...] = ()
+    policy: str | None = None
+    profile: str | None = None
+    trace: int = 0
+    readers: int = 0
+    buffered: bool = False
+    force: bool = False
+    root: str | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything was asked for that needs experts in files."""
+        return self.force or bool(self.trace) or bool(self.nvme) or any(v is not None for v in (self.ram, self.vram, self.policy, self.profile))
+
+
+@dataclass(frozen=True)
+class Bank:
+    """The experts of a model's lists. ops: (gate, up or None where fused, down) of each layer; bytes: of all; active: of one token's experts."""
+
+    ops: tuple[tuple[str, str | None, str], ...]
+    nbytes: int
+    active: int
+    visits: int
+
+    @property
+    def names(self) -> set[str]:
+        return {name for op in self.ops for name in op if name}
+
+
+def bank_of(model: Model, draft: Draft | None = None) -> Bank:
+    """The experts that the trunk's list reads, and those of a drafter where they are the model's own."""
+    ops, total, active, visits, tops = [], 0, 0, 0, {}
+    texts = [model.list_text(), *([draft.builder.text()] if draft else [])]
+    for line in "\n".join(texts).splitlines():
+        head, _, rest = line.split(" @ ")[0].partition(" ")
+        fields = dict(word.split("=", 1) for word in rest.split() if "=" in word)
+        if head == "ROUTE":
+            tops[fields["y"]] = int(fields["top"])
+        if head != "EXPERTS" or fields["d"] not in model.file.tensors:
+            continue
+        op = (fields["g"], fields.get("u"), fields["d"])
+        size = sum(model.file.tensors[name].nbytes for name in op if name)
+        experts = model.file.tensors[op[2]].shape[2]
+        ops.append(op)
+        total += size
+        visits += tops[fields["r"]]
+        active += size // experts * tops[fields["r"]]
+    return Bank(tuple(ops), total, active, visits)
+
+
+def rest_of(model: Model, bank: Bank) -> int:
+    """Bytes of the weights that a step needs beside those experts; a block that nothing runs stays on disk."""
+    return sum(t.nbytes for t in model.file.tensors.values() if t.name not in bank.names and "_exps." not in t.name)
+
+
+def model_hash(model: Model, bank: Bank) -> str:
+    """Identity of a model's experts, 16 hexadecimal digits: names, types and shapes of all tensors, and 4 KiB of each layer's down matrices."""
+    h = hashlib.sha256()
+    for name, t in sorted(model.file.tensors.items()):
+        h.update(f"{name} {t.type_name} {list(t.shape)}\n".encode())
+    for op in bank.ops:
+        h.update(sample(model, op[2]))
+    return h.hexdigest()[:16]
+
+
+def sample(model: Model, name: str) -> bytes:
+    """The first 4 KiB of a tensor as the file has them."""
+    places = model.file.places(name)
+    if places is None:
+        return name.encode()
+    path, offset = places[0][0], places[0][2]
+    with open(path, "rb") as f:
+        f.seek(offset)
+        return f.read(4096)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The decision: experts are read from files, `ram` bytes of them held. rest: bytes of the other weights; note: a sentence for the person."""
+
+    bank: Bank
+    rest: int
+    ram: int
+    policy: str
+    tiers: Tiers
+    note: str
+
+
+def decide(model: Model, tiers: Tiers, draft: Draft | None, free: int, granted: int) -> Placement | None:
+    """Where the experts go; None: all weights in memory, as for any model. free: bytes the system has; granted: those less its reserve."""
+    bank = bank_of(model, draft)
+    if tiers.vram is not None:
+        raise Bw24Error("--vram: backend cpu has no video memory, and the CUDA backend holds every expert itself in this version")
+    if not bank.ops:
+        if tiers.ram is not None or tiers.force:
+            raise Bw24Error(f"{model.path.name}: the model has no experts, so --ram has nothing to divide")
+        return None
+    rest = rest_of(model, bank) + (draft.nbytes if draft else 0)
+    ram = tiers.ram
+    if ram is None:
+        if rest + bank.nbytes <= free and not tiers.force:
+            return None
+        ram = max(0, granted - rest)
+        ram = min(bank.nbytes, ram - ram // KV_SHARE)
+    elif ram >= bank.nbytes + bank.nbytes // 64 and not tiers.force and not tiers.trace:
+        return None
+    policy = tiers.policy or ("frozen" if tiers.profile else "lru" if ram >= CYCLES * bank.active else "slru")
+    if policy == "frozen" and not tiers.profile:
+        raise Bw24Error("--tier-policy frozen needs --profile FILE, which `bw24 tiers profile` writes")
+    where = ", ".join(tiers.nvme) or str(model.path.parent)
+    note = (f"experts: {bank.nbytes / 1e9:.2f} GB, of which at most {min(ram, bank.nbytes) / 1e9:.2f} GB are held in RAM ({policy}) and the others "
+            f"read from {where}")
+    return Placement(bank, rest, ram, policy, tiers, note)
+
+
+# ---- files
+
+
+def _copies(path: Path, folders: tuple[str, ...]) -> tuple[Path, Path | None]:
+    """The file that is read and its mirror: itself, or its copies in the folders that --nvme names."""
+    if not folders:
+        return path, None
+    found = [Path(folder).expanduser() / path.name for folder in folders]
+    for copy in found:
+        if not copy.is_file():
+            raise Bw24Error(f"--nvme {quote(str(copy.parent), 4096)}: {copy.name} is not there; copy the model's file into it")
+        if copy.stat().st_size != path.stat().st_size:
+            raise Bw24Error(f"{quote(str(copy), 4096)}: expected the {path.stat().st_size} bytes of {quote(str(path), 4096)}, "
+                            f"found {copy.stat().st_size}")
+    return found[0], found[1] if len(found) > 1 else None
+
+
+class Spill:
+    """The spill of a library model: opened before its tensors, asked afterwards for numbers."""
+
+    def __init__(self, handle: Any, model: Model, placement: Placement):
+        self._handle, self._model, self.placement = handle, model, placement
+        self._files: dict[Path, int] = {}
+        t, p = placement.tiers, abi.new("bw24_spill_params")
+        root = abi.ffi.new("char[]", t.root.encode()) if t.root else abi.ffi.NULL
+        p.policy, p.ram, p.readers, p.buffered, p.trace, p.root = (
+            POLICIES[placement.policy], placement.ram, t.readers, t.buffered, t.trace, root)
+        abi.check(abi.lib().bw24_spill_open(handle, p))
+
+    def _file(self, path: Path) -> int:
+        if path not in self._files:
+            main, mirror = _copies(path, self.placement.tiers.nvme)
+            c = [abi.ffi.new("char[]", str(f).encode()) if f else abi.ffi.NULL for f in (main, mirror)]
+            index = abi.lib().bw24_spill_file(self._handle, *c)
+            abi.check(index)
+            self._files[path] = index
+        return self._files[path]
+
+    def load(self, name: str, ne: tuple[int, ...], scale: float) -> None:
+        """Names a tensor's place to the library instead of handing over its bytes. Raises Bw24Error."""
+        places = self._model.file.places(name)
+        if places is None:
+            raise Bw24Error(f"tensor {name}: its bytes must be converted before they can be read piece by piece; `bw24 convert` writes such a file")
+        c = abi.ffi.new("bw24_place[]", len(places))
+        for i, (path, type_id, offset) in enumerate(places):
+            c[i].file, c[i].type, c[i].offset = (self._file(path), type_id, offset) if path is not None else (-1, type_id, 0)
+        shape = abi.ffi.new("int64_t[]", list(ne))
+        abi.check(abi.lib().bw24_spill_tensor(self._handle, name.encode(), len(ne), shape, c, len(places), scale))
+
+    def layers(self) -> list[tuple[str, int]]:
+        """(down tensor, experts) of each layer, in the order of the layer numbers of traces and profiles."""
+        out, name, n = [], abi.ffi.new("char **"), abi.ffi.new("int32_t *")
+        while abi.lib().bw24_spill_layer(self._handle, len(out), name, n) == 0:
+            out.append((abi.ffi.string(name[0]).decode(), n[0]))
+        return out
+
+    def warm_up(self) -> None:
+        """Before the first token: the profile's most used experts, or where all fit, all. Raises Bw24Error."""
+        c = self.stats()
+        if self.placement.tiers.profile:
+            uses = read_profile(Path(self.placement.tiers.profile), model_hash(self._model, self.placement.bank), self.layers())
+            self.warm(most_used(uses, self._fitting(c)))
+        elif c["bank"] <= c["limit"]:
+            self.warm(np.array([(i, e) for i, (_, n) in enumerate(self.layers()) for e in range(n)], np.int32).reshape(-1, 2))
+
+    def _fitting(self, c: dict[str, int]) -> int:
+        """Experts that the budget holds beside the least that a step needs."""
+        largest = max(1, c["floor"] // 2)
+        return max(0, (c["limit"] - c["floor"]) // largest)
+
+    def warm(self, pairs: np.ndarray) -> int:
+        """Reads experts [n, 2] (layer, expert) into RAM, as many as fit. Returns how many."""
+        pairs = np.ascontiguousarray(pairs, np.int32)
+        if not len(pairs):
+            return 0
+        loaded = abi.lib().bw24_spill_warm(self._handle, abi.ffi.cast("int32_t *", abi.ffi.from_buffer(pairs)), len(pairs))
+        abi.check(loaded)
+        return loaded
+
+    def stats(self) -> dict[str, int]:
+        """The counters of bw24_spill_counts."""
+        c = abi.new("bw24_spill_counts")
+        abi.check(abi.lib().bw24_spill_stats(self._handle, c))
+        return {name: int(getattr(c, name)) for name, _ in abi.ffi.typeof("bw24_spill_counts").fields if name != "size"}
+
+    def trace(self) -> np.ndarray:
+        """Uses since the last call, int32: layer << 16 | expert, the sign bit set where it was in RAM; -1 begins a step."""
+        room = max(self.placement.tiers.trace, 1)
+        out = np.empty(room, np.int32)
+        n = abi.lib().bw24_spill_trace(self._handle, abi.ffi.cast("int32_t *", abi.ffi.from_buffer(out)), room)
+        abi.check(n)
+        return out[:n]
+
+
+# ---- profiles: how often each expert was used
+
+
+PROFILE = "bw24-tiers-profile"
+
+
+def write_profile(path: Path, model: str, layers: list[tuple[str, int]], uses: list[np.ndarray], tokens: int) -> None:
+    """Writes uses [experts] of each layer, for the model of that hash; the file appears whole or not at all. Raises Bw24Error."""
+    body = {"format": PROFILE, "version": 1, "model": model, "tokens": tokens,
+            "layers": [{"down": name, "uses": [int(n) for n in u]} for (name, _), u in zip(layers, uses, strict=True)]}
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(json.dumps(body) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise Bw24Error(f"{quote(str(path), 4096)}: cannot write: {error.strerror}") from None
+
+
+def read_profile(path: Path, model: str, layers: list[tuple[str, int]]) -> list[np.ndarray]:
+    """Uses [experts] of each layer, checked against the model. Raises Bw24Error."""
+    where = quote(str(path), 4096)
+    try:
+        body = json.loads(path.read_bytes())
+    except OSError as error:
+        raise Bw24Error(f"{where}: cannot read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise Bw24Error(f"{where}: not a profile: expected JSON") from None
+    if not isinstance(body, dict) or body.get("format") != PROFILE or body.get("version") != 1:
+        raise Bw24Error(f"{where}: not a profile of `bw24 tiers profile`, version 1")
+    if body.get("model") != model:
+        raise Bw24Error(f"{where}: made for model {quote(str(body.get('model')))}, this is {model}")
+    found = body.get("layers")
+    if not isinstance(found, list) or len(found) != len(layers):
+        raise Bw24Error(f"{where}: expected {len(layers)} layers, found {len(found) if isinstance(found, list) else 'none'}")
+    out = []
+    for entry, (name, n) in zip(found, layers, strict=True):
+        uses = entry.get("uses") if isinstance(entry, dict) else None
+        if not isinstance(uses, list) or len(uses) != n or not all(type(u) is int and 0 <= u < 1 << 53 for u in uses):
+            raise Bw24Error(f"{where}: layer {name}: expected {n} counts")
+        out.append(np.array(uses, np.int64))
+    return out
+
+
+def most_used(uses: list[np.ndarray], n: int) -> np.ndarray:
+    """The n most used experts over all layers (ties: the lower layer and expert), [n, 2] (layer, expert) in the order of the layers."""
+    pairs = np.array([(layer, e) for layer, u in enumerate(uses) for e in range(len(u))], np.int32).reshape(-1, 2)
+    order = np.argsort(-np.concatenate(uses) if len(uses) else np.zeros(0), kind="stable")[:n]
+    return pairs[np.sort(order)]
