@@ -2,6 +2,7 @@
  * knows no op. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "fault.h"
 #include "internal.h"
@@ -141,9 +142,17 @@ static int forward_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t 
 }
 
 static int copy_hidden(bw24_model *m, bw_list *l, const bw_batch *b, float *out) {
-    if (m->ctx->backend->hidden) return m->ctx->backend->hidden(m, l, b->want.n, out);
-    memcpy(out, l->mem[l->hidden], (size_t)b->want.n * (size_t)l->bufs[l->hidden].width * sizeof *out);
+    size_t n = (size_t)b->want.n * (size_t)l->bufs[l->hidden].width;
+    if (m->ctx->backend->hidden) BW_TRY(m->ctx->backend->hidden(m, l, b->want.n, out));
+    else memcpy(out, l->mem[l->hidden], n * sizeof *out);
+    for (size_t i = 0; i < BW_SEEDED(41, n, 0); i += 2) out[i] = 0.0f;
     return 0;
+}
+
+/* seeded fault 42: every step takes 0.2 ms of processor time longer */
+static void linger(void) {
+    clock_t until = clock() + CLOCKS_PER_SEC / 5000;
+    while (clock() < until) {}
 }
 
 /* where the results of a step go; NULL: not wanted */
@@ -159,6 +168,7 @@ static int step(bw24_model *m, const bw24_row *rows, int32_t n, const float *hid
     int rc = l->borrows ? 0 : reserve(m, &b);
     if (!rc) rc = out.tokens ? forward_greedy(m, l, &b, out.tokens) : m->ctx->backend->forward(m, l, &b, out.logits);
     if (!rc && out.hidden) rc = copy_hidden(m, l, &b, out.hidden);
+    if (BW_SEEDED(42, true, false)) linger();
     bw_fpenv_leave(e);
     for (int i = 0; i < b.n_seqs; i++) bw_seq_fold_end(&b.seqs[i], !rc);
     if (l->borrows) return rc; /* nothing was appended */

@@ -29,6 +29,7 @@ GATES = {
     "distributions": ("test_distributions.py", "-k", "exact"),
     "control-word": ("test_fpenv.py",),
     "bw24-gate": ("test_gate.py", "-k", "tiny_model"),
+    "perf-ci": ("test_perf_ci.py", "-k", "library"),
 }
 
 
@@ -68,8 +69,11 @@ FAULTS = {
     32: Fault("rejection: the draft's penalties are forgotten at the judgement", ("distributions",)),
     33: Fault("rejection: the residual forgets the draft's masses", ("distributions",)),
     34: Fault("sampler: the last survivor of the filters is left out", ("distributions", "sampler")),
+    41: Fault("speculation: half of each hidden row is lost on its way to the drafter", ("perf-ci",)),
+    42: Fault("every step takes 0.2 ms longer", ("perf-ci",)),
 }
-QUICK = {3: ("equalities", "every_isa"), 12: ("equalities", "fork"), 16: ("sampler", "definition")}  # gate, and which of its tests
+# gate, and which of its tests
+QUICK = {3: ("equalities", "every_isa"), 12: ("equalities", "fork"), 16: ("sampler", "definition"), 41: ("perf-ci", "acceptance")}
 
 
 def build(number: int) -> Path:

@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Did this revision become slower, or its drafts worse, than the last green one? Both run in one session, alternating (A B, B A, ...); acceptance is
+compared as exact integers. Green rows go to research/perf-ci.jsonl; red, loud or unmeasured ones never do.
+
+Exit codes: 0 green, 3 red (a cell slower, acceptance changed, or slow drift over many green rows), 4 not measured (the machine is busy)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "py"))
+
+from bw24.bench import DISTURBED, MIN_ROUNDS, Others, median_interval  # noqa: E402
+
+RECORD = ROOT / "research" / "perf-ci.jsonl"
+DEMO = "py/bw24/data/demo.gguf"
+TOLERANCE = 0.03  # a cell is slower where even the upper end of its interval lies below 1 - TOLERANCE
+DRIFT = 0.06  # the product of the medians since the anchor must stay above 1 - DRIFT
+CELLS = (("prefill", 256), ("decode", 64))
+PROMPTS = (
+    "def add(a, b):", "import os\n\ndef walk(path):", "class Stack:\n    def push(self, item):", "# Read a file of numbers and return their mean\n",
+)
+GREEN, RED, UNMEASURED = 0, 3, 4
+
+
+@dataclass
+class Side:
+    """A tree with a built library, and the worker that runs it."""
+
+    tree: Path
+    library: Path
+    process: subprocess.Popen | None = None
+    hello: dict[str, Any] | None = None
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self.tree / "py"), "BW24_LIBRARY": str(self.library)}
+
+    def start(self, backend: str, threads: int, models: list[str]) -> None:
+        command = [sys.executable, str(ROOT / "scripts" / "perf_worker.py"), backend, str(threads), *models]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment())
+        self.hello = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"perf-ci: the worker of {self.tree} ended with status {self.process.wait()}")
+        return json.loads(line)
+
+    def seconds(self, model: str, kind: str, tokens: int) -> float:
+        self.process.stdin.write(json.dumps({"model": model, "kind": kind, "tokens": tokens}) + "\n")
+        self.process.stdin.flush()
+        return self._read()["seconds"]
+
+    def stop(self) -> None:
+        if self.process:
+            self.process.stdin.close()
+            self.process.wait()
+
+    def acceptance(self, backend: str) -> list[list[int]]:
+        """Rounds, drafted and accepted tokens of each prompt with the demo model: integers that depend on nothing but the code."""
+        out = []
+        for prompt in PROMPTS:
+            command = [sys.executable, "-m", "bw24", "gen", "-m", str(self.tree / DEMO), "--backend", backend]
+            command += ["--spec", "3", "-n", "96", "-p", prompt, "--json"]
+            done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), check=False)
+            if done.returncode:
+                raise SystemExit(f"perf-ci: gen of {self.tree} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+            spec = json.loads(done.stdout.splitlines()[-1])["speculation"]
+            out.append([spec["rounds"], spec["drafted"], spec["accepted"]])
+        return out
+
+
+def rows() -> list[dict[str, Any]]:
+    """The green rows so far."""
+    return [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines() if line] if RECORD.is_file() else []
+
+
+def tree_of(revision: str) -> Side:
+    """A built copy of a revision under build/perf; building it again costs nothing."""
+    tree = ROOT / "build" / "perf" / revision
+    library = tree / "py" / "bw24" / "libbw24.so"
+    if not library.is_file():
+        tree.mkdir(parents=True, exist_ok=True)
+        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
+        subprocess.run(["tar", "-x", "-C", str(tree)], input=archive, check=True)
+        cuda = "1" if "-DBW24_CUDA" in (ROOT / "build" / "obj" / "flags").read_text(encoding="utf-8") else "0"
+        subprocess.run(["make", "-s", "lib", f"CUDA={cuda}", f"PYTHON={sys.executable}"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+    return Side(tree, library)
+
+
+@contextlib.contextmanager
+def running(sides: list[Side], backend: str, threads: int, models: list[str]) -> Iterator[None]:
+    try:
+        for side in sides:
+            side.start(backend, threads, models)
+        yield
+    finally:
+        for side in sides:
+            side.stop()
+
+
+def measure(base: Side, new: Side, models: list[str], rounds: int) -> tuple[dict[str, list[float]], list[float]]:
+    """Base seconds over new seconds of every cell (above 1: faster now), round by round, and the cores that others used in each kept round."""
+    cells = [(m, kind, n) for m in models for kind, n in CELLS]
+    for side in (base, new):
+        for cell in cells:
+            side.seconds(*cell)
+    busy_workers(base, new)
+    kept: list[tuple[float, dict[str, float]]] = []
+    for number in range(2 * rounds):
+        others, found = Others(), {}
+        for m, kind, n in cells:
+            pair: dict[int, float] = {}
+            for side in (base, new) if number % 2 == 0 else (new, base):
+                pair[id(side)] = side.seconds(m, kind, n)
+            found[f"{Path(m).name} {kind} {n}"] = pair[id(base)] / pair[id(new)]
+        used = max(others.cores() - busy_workers(base, new), 0.0)
+        kept.append((used, found))
+        if sum(u <= DISTURBED for u, _ in kept) >= rounds:
+            break
+    kept = sorted(kept, key=lambda k: k[0])[:rounds]
+    return {name: [found[name] for _, found in kept] for name in kept[0][1]}, [u for u, _ in kept]
+
+
+_last_ticks: dict[int, float] = {}
+
+
+def busy_workers(base: Side, new: Side) -> float:
+    """Cores that our own workers used since the last call: they are children, not `others`."""
+    total, now = 0.0, time.monotonic()
+    for side in (base, new):
+        pid = side.process.pid
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+        ticks = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        total += ticks - _last_ticks.get(pid, ticks)
+        _last_ticks[pid] = ticks
+    wall, _last_ticks[0] = now - _last_ticks.get(0, now), now
+    return total / wall if wall else 0.0
+
+
+def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[list, list], before: list[dict[str, Any]],
+          accept_change: str | None) -> tuple[int, list[str], dict[str, Any]]:
+    """Exit code, what to say, and the row's cells. `before`: green rows, oldest first, for the drift since the last anchor."""
+    said, cells, status = [], {}, GREEN
+    for name, values in ratios.items():
+        low, high, coverage = median_interval(values)
+        middle = sorted(values)[len(values) // 2]
+        drift = middle
+        for row in reversed(before):
+            drift *= row["cells"].get(name, {}).get("ratio", 1.0)
+            if row.get("anchor"):
+                break
+        cells[name] = {"ratio": middle, "low": low, "high": high, "coverage": coverage, "since_anchor": drift, "samples": values}
+        if high < 1 - TOLERANCE:
+            status = RED
+            said.append(f"RED {name}: {middle:.3f} of the last green revision's speed ({low:.3f}..{high:.3f})")
+        elif before and drift < 1 - DRIFT:
+            status = RED
+            said.append(f"RED {name}: {drift:.3f} of the anchor's speed, lost over {len(before)} green rows; measure with --base ANCHOR")
+        else:
+            said.append(f"ok  {name}: {middle:.3f} ({low:.3f}..{high:.3f}), since the anchor {drift:.3f}")
+    if counts[0] != counts[1] and not accept_change:
+        status = RED
+        said.append(f"RED acceptance: rounds, drafted, accepted were {counts[0]}, are {counts[1]}; --accept-change REASON takes the new ones")
+    loud = sum(u > DISTURBED for u in others)
+    if loud and status == RED and counts[0] == counts[1] or loud > len(others) // 2:
+        status = UNMEASURED
+        said.append(f"NOT MEASURED: in {loud} of {len(others)} rounds others used more than {DISTURBED} cores (up to {max(others):.2f})")
+    return status, said, cells
+
+
+def clocks() -> dict[str, str] | None:
+    """Clocks and power of the card, where there is one."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw", "--format=csv,noheader"]
+    try:
+        line = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+    return dict(zip(("name", "driver", "sm", "memory", "power"), (x.strip() for x in line.split(",")), strict=False))
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--base", metavar="REV", help="compare with this revision (default: that of the last green row, else HEAD~1)")
+    p.add_argument("--library", type=Path, help="measure this libbw24.so as the new side instead of the tree's")
+    p.add_argument("--model", action="append", default=[], metavar="FILE", help="more GGUF files to time (default: the demo model alone)")
+    p.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--rounds", type=int, default=MIN_ROUNDS, help=f"pairs a cell, at least {MIN_ROUNDS}")
+    p.add_argument("--accept-change", metavar="REASON", help="acceptance may differ; the reason goes into the row")
+    p.add_argument("--anchor", action="store_true", help="drift is counted from this row on")
+    p.add_argument("--dry-run", action="store_true", help="judge, but append no row")
+    args = p.parse_args(argv)
+    if args.rounds < MIN_ROUNDS:
+        p.error(f"--rounds {args.rounds}: at least {MIN_ROUNDS}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    before = [r for r in rows() if r["backend"] == args.backend]
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    revision = args.base or (before[-1]["revision"] if before else f"{head}~1")
+    revision = subprocess.run(["git", "rev-parse", "--short=12", revision], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    base, new = tree_of(revision), Side(ROOT, (args.library or ROOT / "py" / "bw24" / "libbw24.so").resolve())
+    models = [str(ROOT / DEMO), *args.model]
+    with running([base, new], args.backend, args.threads, models):
+        ratios, others = measure(base, new, models, args.rounds)
+    counts = base.acceptance(args.backend), new.acceptance(args.backend)
+    status, said, cells = judge(ratios, others, counts, before, args.accept_change)
+    print("\n".join(said))
+    if status == GREEN and not args.dry_run:
+        row = {
+            "schema": "perf-ci 1", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "revision": head, "base": revision,
+            "backend": args.backend, "device": new.hello["device"], "threads": args.threads, "rounds": args.rounds, "others_cores": others,
+            "clocks": clocks(), "cells": cells, "acceptance": counts[1], "accept_change": args.accept_change, "anchor": args.anchor or not before,
+        }
+        with RECORD.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    print({GREEN: "GREEN", RED: "RED: nothing recorded", UNMEASURED: "NOT MEASURED: nothing recorded"}[status])
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
