@@ -14,7 +14,7 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from . import cli_check, cli_convert, cli_model, cli_serve, cli_text, flags
@@ -83,24 +83,24 @@ def unknown_words(words: Sequence[str]) -> str:
     return f"unknown argument {words[0]!r}" + (f"; did you mean {near[0]}?" if near else " (see bw24 COMMAND --help)")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code. Errors become one line on standard error."""
-    parser = build_parser()
+def main(argv: Sequence[str] | None = None, make: Callable[[], argparse.ArgumentParser] = build_parser, name: str = "bw24") -> int:
+    """Run one command line of the parser that `make` gives; returns the exit code. Errors become one line on standard error, after `name`."""
+    parser = make()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the program
     try:
         args, extra = parser.parse_known_args(argv)
         if extra:
-            raise Bw24Error(f"{args.command or 'bw24'}: {unknown_words(extra)}")
+            raise Bw24Error(f"{args.command or name}: {unknown_words(extra)}")
         if not args.command:
             parser.print_help()
             return 0
         for line in flags.unknown_variables():
-            say(f"bw24: {line}")
+            say(f"{name}: {line}")
         return args.run(args)
     except Bw24Error as error:
-        say("bw24: " + " ".join(str(error).splitlines()))
+        say(f"{name}: " + " ".join(str(error).splitlines()))
         return EXIT_ERROR
     except KeyboardInterrupt:
         say("")
@@ -109,10 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # standard output: a full disk, a closed terminal
-        say(f"bw24: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        say(f"{name}: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     except MemoryError:
-        say("bw24: out of memory; a smaller --ctx, a smaller --kv format or a smaller model needs less")
+        say(f"{name}: out of memory; a smaller --ctx, a smaller --kv format or a smaller model needs less")
         return EXIT_ERROR
