@@ -82,6 +82,14 @@ typedef struct bw24_sampler {
     const float *bias_values;
 } bw24_sampler;
 
+/* how to draw from one row's logits */
+typedef struct bw24_pick {
+    const bw24_sampler *params;
+    const int32_t *history;   /* ids that the penalties look at, NULL where they are off */
+    int32_t n_history;
+    int32_t reserved;
+} bw24_pick;
+
 typedef struct bw24_memory {
     uint32_t size;
     uint32_t reserved;
@@ -214,6 +222,9 @@ int bw24_seq_truncate(bw24_seq *seq, int64_t pos, int64_t *actual); /* back to t
 int bw24_step(bw24_model *model, const bw24_row *rows, int32_t n, float *logits);
 /* the same, with the likeliest token of each wanted row (ties: the lowest id) instead of its logits: 4 bytes a row leave the device */
 int bw24_step_greedy(bw24_model *model, const bw24_row *rows, int32_t n, int32_t *tokens);
+/* the same, with a token drawn as bw24_sample draws it at the row's position + 1: the same token, whatever the backend. picks: one for each wanted
+ * row, in row order. An error in them leaves every sequence where it was. */
+int bw24_step_sample(bw24_model *model, const bw24_row *rows, int32_t n, const bw24_pick *picks, int32_t *tokens);
 /* the same for lists that take or hand on hidden rows; all rows are of one list. hidden_in: [n][hidden], for a list with HIDDEN, else NULL.
  * hidden_out: [wanted rows][hidden] or NULL. logits NULL: the wanted rows' logits are not computed. */
 int bw24_step_hidden(bw24_model *model, const bw24_row *rows, int32_t n, const float *hidden_in, float *logits, float *hidden_out);

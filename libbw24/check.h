@@ -16,11 +16,14 @@ typedef struct check_case {
     int n_tensors;
     check_tensor tensors[CHECK_TENSORS];
     void *owned[CHECK_TENSORS];
+    int32_t *ids[2];
     const char *kv;         /* KV formats "K/V", NULL: f32 */
     int n_steps, rows[CHECK_STEPS]; /* rows of consecutive steps of one sequence, tokens 0, 1, ... repeating after CHECK_TOKENS */
     int want_every;         /* logits of every n-th row of a step; 0 counts as 1 */
     int64_t start;          /* position of the first row; nonzero only where the list has no KV */
     bool raw;               /* weights in the file's layout even where the context packs them */
+    bw24_sampler sampler;   /* of the pick */
+    bw24_pick pick;         /* params set: tokens are drawn with it, and the drawn, not the logits, are compared */
     int status;             /* what bw24_step must return on both sides, 0 or BW24_E_NUMERIC */
     uint64_t state;         /* of check_random */
 } check_case;
@@ -33,6 +36,8 @@ void check_values(check_case *c, float *x, int64_t rows, int64_t cols);
 void check_blocks(check_case *c, const bw_type_info *t, uint8_t *dst, int64_t n_blocks, float top);
 /* adds a tensor [ne1][ne0] to the case; its memory, or NULL (out of memory). The case owns it. */
 void *check_tensor_new(check_case *c, const char *name, const bw_type_info *t, int64_t ne0, int64_t ne1, float scale);
+/* n words for ids or values; the case owns them. NULL: out of memory */
+int32_t *check_ids_new(check_case *c, int n);
 /* the table of a case's inputs: BUF name, tensor, EMBED; [CHECK_TOKENS][width] of check_values */
 float *check_input(check_case *c, const char *name, int64_t width);
 /* fills c->out: 1 equal, 0 different. Returns 0, or BW24_E_MEMORY. */
@@ -44,7 +49,8 @@ typedef struct check_generator {
     int (*count)(const check_case *c);
     int (*make)(check_case *c, int i);
 } check_generator;
-extern const check_generator bw_check_rows, bw_check_linear, bw_check_attend, bw_check_moe, bw_check_fold, bw_check_model;
+extern const check_generator bw_check_rows, bw_check_linear, bw_check_attend, bw_check_moe, bw_check_fold, bw_check_sample,
+    bw_check_model;
 
 int check_skip(check_case *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void check_name(check_case *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

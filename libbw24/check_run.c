@@ -80,12 +80,35 @@ float *check_input(check_case *c, const char *name, int64_t width) {
     return x;
 }
 
+int32_t *check_ids_new(check_case *c, int n) {
+    for (int i = 0; i < 2; i++)
+        if (!c->ids[i]) return c->ids[i] = calloc((size_t)n, sizeof *c->ids[i]);
+    return NULL;
+}
+
 void check_free(check_case *c) {
+    for (int i = 0; i < 2; i++) free(c->ids[i]);
     for (int i = 0; i < CHECK_TENSORS; i++) free(c->owned[i]);
     free(c->list.s);
 }
 
 /* ---- running */
+/* f32 words of the result of a wanted row: its logits, or what was drawn from them */
+static int32_t result_words(const check_case *c, const bw24_model *m) {
+    return c->pick.params ? (int32_t)(sizeof(bw_drawn) / sizeof(float)) : m->vocab;
+}
+
+static int one_step(check_case *c, bw24_model *m, const bw24_row *rows, int n, int wanted, float *out) {
+    if (!c->pick.params) return bw24_step(m, rows, n, out);
+    bw24_pick picks[64];
+    bw_drawn drawn[64];
+    if (wanted > 64) return bw_fail(BW24_E_ARG, "a case draws at most 64 tokens a step, here %d", wanted);
+    for (int i = 0; i < wanted; i++) picks[i] = c->pick;
+    int rc = bw_step_drawn(m, rows, n, picks, drawn);
+    if (!rc) memcpy(out, drawn, (size_t)wanted * sizeof *drawn);
+    return rc;
+}
+
 static int make_model(check_case *c, bw24_ctx *ctx, bw24_model **out) {
     int most = 1;
     for (int i = 0; i < c->n_steps; i++) most = c->rows[i] > most ? c->rows[i] : most;
@@ -116,7 +139,7 @@ static int run_steps(check_case *c, bw24_model *m, float *logits, int32_t vocab,
             rows[r] = (bw24_row){s, token % CHECK_TOKENS, r % every == 0};
             wanted += rows[r].want;
         }
-        rc = bw24_step(m, rows, c->rows[i], logits);
+        rc = one_step(c, m, rows, c->rows[i], wanted, logits);
         free(rows);
         logits += (int64_t)wanted * vocab;
         *failed_at = i;
@@ -136,7 +159,7 @@ typedef struct side { bw24_model *m; float *mem; int rc, step; int32_t vocab; } 
 static int run_side(check_case *c, bw24_ctx *ctx, side *s) {
     s->rc = make_model(c, ctx, &s->m);
     if (s->rc) return s->rc;
-    s->vocab = bw24_model_vocab(s->m);
+    s->vocab = result_words(c, s->m);
     size_t n = (size_t)(wanted_rows(c) * s->vocab) + 2 * GUARD;
     s->mem = malloc(n * sizeof *s->mem);
     if (!s->mem) return bw_fail(BW24_E_MEMORY, "out of memory for %zu logits", n);

@@ -173,6 +173,14 @@ typedef struct bw_batch {
     bw_rowset all, want;
 } bw_batch;
 
+/* one draw: the token, and the candidates that the filters left, as a number and a mass (temperature 0: 1 and 2^40) */
+typedef struct bw_drawn { int32_t token, kept; uint64_t mass; } bw_drawn;
+/* sample.c: arguments of a pick, and the draw of one row at a position */
+int bw_check_pick(const bw24_pick *p, int32_t n_vocab);
+int bw_draw_row(const float *logits, int32_t n_vocab, const bw24_pick *p, uint64_t position, bw_drawn *out);
+/* run.c: bw24_step_sample with all of its result */
+int bw_step_drawn(bw24_model *m, const bw24_row *rows, int32_t n, const bw24_pick *picks, bw_drawn *out);
+
 /* ---- models and backends */
 typedef struct bw_backend {
     const char *name;
@@ -197,6 +205,8 @@ typedef struct bw_backend {
     int (*forward)(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
     /* the same, but the likeliest token of each wanted row instead of its logits; NULL: run.c takes them from the logits */
     int (*greedy)(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens);
+    /* the same, but a token drawn from each wanted row; NULL: run.c draws from the logits. The picks are checked. */
+    int (*draw)(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out);
     /* runs several lists of a model, hands on the rows of `hidden`, and takes logits NULL: ops that write them are left out */
     bool roles;
     bool borrows; /* runs lists that read another list's KV caches */

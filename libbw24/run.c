@@ -141,6 +141,18 @@ static int forward_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t 
     return rc;
 }
 
+/* drawn tokens, by the backend or from the logits */
+static int forward_draw(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out) {
+    if (m->ctx->backend->draw) return m->ctx->backend->draw(m, l, b, picks, out);
+    float *logits = malloc((size_t)(b->want.n ? b->want.n : 1) * (size_t)m->vocab * sizeof *logits);
+    if (!logits) return bw_fail(BW24_E_MEMORY, "out of memory for the logits of %d rows", b->want.n);
+    int rc = m->ctx->backend->forward(m, l, b, logits);
+    for (int i = 0; i < b->want.n && !rc; i++)
+        rc = bw_draw_row(logits + (int64_t)i * m->vocab, m->vocab, &picks[i], (uint64_t)b->want.pos[i] + 1, &out[i]);
+    free(logits);
+    return rc;
+}
+
 static int copy_hidden(bw24_model *m, bw_list *l, const bw_batch *b, float *out) {
     size_t n = (size_t)b->want.n * (size_t)l->bufs[l->hidden].width;
     if (m->ctx->backend->hidden) BW_TRY(m->ctx->backend->hidden(m, l, b->want.n, out));
@@ -156,7 +168,12 @@ static void linger(void) {
 }
 
 /* where the results of a step go; NULL: not wanted */
-typedef struct outputs { float *logits; int32_t *tokens; float *hidden; } outputs;
+typedef struct outputs { float *logits; int32_t *tokens; float *hidden; const bw24_pick *picks; bw_drawn *drawn; } outputs;
+
+static int forward(bw24_model *m, bw_list *l, const bw_batch *b, const outputs *out) {
+    if (out->drawn) return forward_draw(m, l, b, out->picks, out->drawn);
+    return out->tokens ? forward_greedy(m, l, b, out->tokens) : m->ctx->backend->forward(m, l, b, out->logits);
+}
 
 static int step(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden, outputs out) {
     bw_batch b;
@@ -166,7 +183,7 @@ static int step(bw24_model *m, const bw24_row *rows, int32_t n, const float *hid
     atomic_store(&m->ctx->cancel, 0);
     bw_fpenv e = bw_fpenv_enter();
     int rc = l->borrows ? 0 : reserve(m, &b);
-    if (!rc) rc = out.tokens ? forward_greedy(m, l, &b, out.tokens) : m->ctx->backend->forward(m, l, &b, out.logits);
+    if (!rc) rc = forward(m, l, &b, &out);
     if (!rc && out.hidden) rc = copy_hidden(m, l, &b, out.hidden);
     if (BW_SEEDED(42, true, false)) linger();
     bw_fpenv_leave(e);
@@ -190,6 +207,25 @@ int bw24_step_greedy(bw24_model *m, const bw24_row *rows, int32_t n, int32_t *to
     BW_TRY(check_rows(m, rows, n, NULL, tokens != NULL));
     if (!tokens) return bw_fail(BW24_E_ARG, "bw24_step_greedy: NULL argument");
     return step(m, rows, n, NULL, (outputs){.tokens = tokens});
+}
+
+int bw_step_drawn(bw24_model *m, const bw24_row *rows, int32_t n, const bw24_pick *picks, bw_drawn *out) {
+    BW_TRY(check_rows(m, rows, n, NULL, picks && out));
+    int wanted = 0;
+    for (int i = 0; i < n; i++)
+        if (rows[i].want) BW_TRY(bw_check_pick(&picks[wanted++], m->vocab));
+    return step(m, rows, n, NULL, (outputs){.picks = picks, .drawn = out});
+}
+
+int bw24_step_sample(bw24_model *m, const bw24_row *rows, int32_t n, const bw24_pick *picks, int32_t *tokens) {
+    if (!tokens || !picks) return bw_fail(BW24_E_ARG, "bw24_step_sample: NULL argument");
+    bw_drawn *out = malloc((size_t)(n > 0 ? n : 1) * sizeof *out);
+    if (!out) return bw_fail(BW24_E_MEMORY, "out of memory for %d rows", n);
+    int rc = bw_step_drawn(m, rows, n, picks, out);
+    for (int i = 0, at = 0; i < n && !rc; i++)
+        if (rows[i].want) { tokens[at] = out[at].token; at++; }
+    free(out);
+    return rc;
 }
 
 int bw24_step_hidden(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden_in, float *logits, float *hidden_out) {

@@ -216,6 +216,32 @@ int bw_sample(const float *logits, int32_t n, const int32_t *ids, int32_t vocab,
     return rc;
 }
 
+static bool penalised(const bw24_sampler *p) {
+    return p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
+}
+
+int bw_check_pick(const bw24_pick *p, int32_t n) {
+    BW_TRY(check_params(p->params, "bw24_step_sample"));
+    if (p->n_history < 0 || (p->n_history && !p->history)) return bw_fail(BW24_E_ARG, "bw24_step_sample: a history of %d ids", p->n_history);
+    for (int32_t i = 0; i < p->n_history && penalised(p->params); i++)
+        if (p->history[i] < 0 || p->history[i] >= n) return bw_fail(BW24_E_ARG, "history: token %d is outside 0..%d", p->history[i], n - 1);
+    for (int32_t i = 0; i < p->params->n_bias; i++)
+        if (p->params->bias_ids[i] < 0 || p->params->bias_ids[i] >= n)
+            return bw_fail(BW24_E_ARG, "logit bias: token %d is outside 0..%d", p->params->bias_ids[i], n - 1);
+    return 0;
+}
+
+int bw_draw_row(const float *logits, int32_t n, const bw24_pick *p, uint64_t position, bw_drawn *out) {
+    bw_dist_in in = {logits, n, NULL, n, p->params, p->history, p->n_history, NULL};
+    bw_mass *c;
+    int32_t m;
+    BW_TRY(bw_dist_make(&in, &c, &m));
+    *out = (bw_drawn){bw_dist_race(c, m, p->params->seed, position, BW_STREAM_TOKEN), m, 0};
+    for (int32_t i = 0; i < m; i++) out->mass += c[i].w;
+    free(c);
+    return 0;
+}
+
 int bw24_sample(const float *logits, int32_t n, const bw24_sampler *p, const int32_t *history, int32_t n_history, uint64_t position,
                 const uint32_t *mask, int32_t *token, float *logprob) {
     return bw_sample(logits, n, NULL, n, p, history, n_history, position, mask, token, logprob);

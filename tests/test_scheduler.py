@@ -300,15 +300,18 @@ def test_a_request_that_fails_ends_alone(scheduler, model):
 
 
 def test_a_step_that_fails_for_one_is_repeated_without_it(engine, model):
-    step, hit = engine.step, []
+    hit = []
 
-    def failing(rows):
-        if any(token == 200 for _, token, _ in rows):
-            hit.append(len(rows))
-            raise Bw24Error("logits are NaN", code=-7)
-        return step(rows)
+    def failing(step):
+        def call(rows, *more):
+            if any(token == 200 for _, token, _ in rows):
+                hit.append(len(rows))
+                raise Bw24Error("logits are NaN", code=-7)
+            return step(rows, *more)
 
-    engine.step = failing
+        return call
+
+    engine.step, engine.step_sample = failing(engine.step), failing(engine.step_sample)
     scheduler = Scheduler(engine, model.tokenizer)
     bias = {200: -100.0}
     work = [(prompt(i, 20), SamplingParams(temperature=0.8, seed=i, logit_bias=bias), 30) for i in range(3)]

@@ -539,6 +539,7 @@ static void cuda_free_model(bw24_model *m) {
     cudaStreamSynchronize(ctx_of(m)->q.stream);
     for (int i = 0; i < m->n_lists; i++) free_list(m->lists[i]);
     if (!s) return;
+    cu_sample_free(s);
     for (void *p : s->owned) cudaFree(p);
     for (uint8_t *p : s->slabs) cudaFree(p);
     delete s;
@@ -569,6 +570,7 @@ static bw_backend make_backend() {
     b.roles = true;
     b.forward = bw::cu_forward;
     b.greedy = bw::cu_greedy;
+    b.draw = bw::cu_draw;
     return b;
 }
 extern "C" const bw_backend bw_backend_cuda = make_backend();

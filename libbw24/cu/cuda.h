@@ -106,6 +106,7 @@ struct CuModel {
     float *pieces;
     float2 *piece_nl;
     size_t pieces_bytes, piece_nl_bytes;
+    struct CuSampler *sampler;    /* sample.cu; NULL before the first draw */
 };
 
 inline CuCtx *ctx_of(const bw24_model *m) { return (CuCtx *)m->ctx->priv; }
@@ -140,6 +141,9 @@ int cu_resolve_replay(bw24_model *m, bw_list *l);
 /* experts.cu */
 int cu_resolve_experts(bw24_model *m, bw_list *l, int op, CuStep *c);
 void cu_drop_graphs(CuList *s);
+/* sample.cu */
+int cu_draw(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out);
+void cu_sample_free(CuModel *s);
 
 } // namespace bw
 #endif

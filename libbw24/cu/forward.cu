@@ -8,6 +8,7 @@
 #include "op_float.cuh"
 #include "op_heads.cuh"
 #include "op_rows.cuh"
+#include "sample.h"
 
 namespace bw {
 
@@ -267,6 +268,12 @@ static void run_pick(Pass &p, const CuStep &c) {
     p.quantised[(size_t)op->buf[0]] = 0;
 }
 
+static void run_finish(Pass &p) {
+    int vocab = width_of(p, p.l->logits);
+    launch(*p.q, k_finish, dim3((unsigned)(vocab + 4095) / 4096, (unsigned)p.rows.n_want), 256, 0, (const float *)buf_of(p, p.l->logits), vocab,
+           p.rows.best, p.rows.fault, p.l->n_ops - 1);
+}
+
 /* all launches of a pass. Eager: looks at the cancel flag, at most 32 steps ahead of the device. */
 static int run_steps(Pass &p, bool eager) {
     CuRope *r = p.s->ropes.data();
@@ -295,10 +302,7 @@ static int run_steps(Pass &p, bool eager) {
         if (!p.q->error) p.q->error = cudaEventRecord(p.s->pace[turn], p.q->stream);
         if (atomic_load(&p.m->ctx->cancel)) return bw_fail(BW24_E_CANCELLED, "cancelled");
     }
-    int vocab = width_of(p, p.l->logits);
-    if (p.rows.n_want && p.logits)
-        launch(*p.q, k_finish, dim3((unsigned)(vocab + 4095) / 4096, (unsigned)p.rows.n_want), 256, 0, (const float *)buf_of(p, p.l->logits), vocab,
-               p.rows.best, p.rows.fault, p.l->n_ops - 1);
+    if (p.rows.n_want && p.logits) run_finish(p);
     return 0;
 }
 
@@ -444,18 +448,33 @@ static cudaError_t put_hidden(const Pass &p, const bw_batch *b) {
     return cudaMemcpyAsync(p.s->hidden, b->hidden, bytes, cudaMemcpyHostToDevice, p.q->stream);
 }
 
-static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits, int32_t *tokens) {
+/* tokens drawn from the logits that the pass leaves on the device */
+static int launch_draws(Pass &p, const bw_batch *b, const bw24_pick *picks) {
+    SampleArgs a = {};
+    a.logits = buf_of(p, p.l->logits);
+    a.best = p.rows.best;
+    a.vocab = width_of(p, p.l->logits);
+    int rc = cu_sample_upload(p.m, b, picks, &a);
+    if (rc) return rc;
+    cu_sample_edit(*p.q, a, p.rows.n_want, p.rows.best);
+    if (cu_sample_edits(p.m)) run_finish(p);
+    cu_sample_draw(p.m, a, p.rows.n_want);
+    return 0;
+}
+
+static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits, int32_t *tokens, const bw24_pick *picks) {
     CuList *s = list_of(l);
     CuCtx *c = ctx_of(m);
     int rc = cu_alive(m->ctx);
     if (!rc) rc = grow_logits(m, s, b->want.n);
     if (rc) return rc;
-    Pass p = {m, l, s, &c->q, {}, {}, b->n_seqs, logits || tokens, std::vector<char>((size_t)l->n_bufs, 0)};
+    Pass p = {m, l, s, &c->q, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0)};
     size_t bytes;
     if ((rc = fill_rows(m, s, b, &p, &bytes))) return rc;
     c->q.error = cudaMemcpyAsync(s->step_dev, s->step_host, bytes, cudaMemcpyHostToDevice, c->q.stream);
     if (!c->q.error) c->q.error = put_hidden(p, b);
     rc = launch_pass(p);
+    if (!rc && picks) rc = launch_draws(p, b, picks);
     if (!rc && c->q.error) rc = cu_fail(m->ctx, c->q.error, "a launch");
     if (rc) {
         cudaError_t e = cudaStreamSynchronize(c->q.stream);
@@ -464,8 +483,19 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
     return fetch(p, logits, tokens);
 }
 
-int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) { return run_pass(m, l, b, logits, NULL); }
-int cu_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens) { return run_pass(m, l, b, NULL, tokens); }
+int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) { return run_pass(m, l, b, logits, NULL, NULL); }
+int cu_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens) { return run_pass(m, l, b, NULL, tokens, NULL); }
+
+int cu_draw(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out) {
+    int n = b->want.n, rc;
+    bool plain = true;
+    for (int i = 0; i < n; i++) plain &= cu_pick_plain(&picks[i]);
+    std::vector<int32_t> tokens((size_t)n);
+    if ((rc = run_pass(m, l, b, NULL, plain ? tokens.data() : NULL, plain ? NULL : picks))) return rc;
+    if (!plain) cu_sample_read(m, n, out);
+    for (int i = 0; i < n && plain; i++) out[i] = {tokens[(size_t)i], 1, 1ull << 40};
+    return 0;
+}
 
 int cu_hidden(bw24_model *m, bw_list *l, int n, float *out) {
     size_t bytes = (size_t)n * (size_t)l->bufs[l->hidden].width * sizeof(float);

@@ -13,6 +13,7 @@ from . import abi
 from . import device as devices
 from .drafter import PRE_NORM, Draft, embedded
 from .errors import Bw24Error
+from .sampling import SamplingParams, picks
 from .source import Model
 from .tiers import Placement, Spill, Tiers, decide
 
@@ -280,6 +281,20 @@ class Engine:
             seq.tokens.append(token)
         return tokens[:wanted]
 
+    def step_sample(self, rows: Seq[Row], draws: Seq[tuple[SamplingParams, Seq[int]]]) -> np.ndarray:
+        """As `step`, with a token drawn from each wanted row instead of its logits: the one that `sampling.sample` draws with these
+        (parameters, history) at the position after the row, wherever it is computed. Returns [wanted] int32."""
+        c, wanted = self._rows(rows)
+        if len(draws) != wanted:
+            raise Bw24Error(f"step_sample: {wanted} rows are wanted, {len(draws)} draws are given")
+        tokens = np.empty(max(wanted, 1), np.int32)
+        chosen, keep = picks(draws)
+        abi.check(abi.lib().bw24_step_sample(self._model, c, len(rows), chosen, abi.ffi.cast("int32_t *", abi.ffi.from_buffer(tokens))))
+        del keep
+        for seq, token, _ in rows:
+            seq.tokens.append(token)
+        return tokens[:wanted]
+
     def step_hidden(self, rows: Seq[Row], hidden: np.ndarray | None = None, logits: bool = True) -> tuple[np.ndarray | None, np.ndarray]:
         """As step, for rows that take and hand on hidden rows: `hidden` [rows, n_hidden] f32 for sequences of role "mtp", the row of the
         token before each. Returns the wanted rows' logits, or None without computing them, and their hidden rows [wanted, n_hidden] f32."""
@@ -372,6 +387,10 @@ class Sequence:
     def decode(self, token: int) -> np.ndarray:
         """Appends one token and returns the logits after it, [n_vocab]."""
         return self.engine.step([(self, token, True)])[0]
+
+    def draw(self, token: int, params: SamplingParams, history: Seq[int]) -> int:
+        """Appends one token and returns the next, drawn without its logits leaving the device. `history`: ids for the penalties."""
+        return int(self.engine.step_sample([(self, token, True)], [(params, history)])[0])
 
     def truncate(self, pos: int) -> int:
         """Goes back to `pos` or, where a window's keys are gone, to the nearest position before it that can be restored. Returns the position."""

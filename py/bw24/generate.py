@@ -107,9 +107,11 @@ class Generation:
     def __iter__(self) -> Iterator[str]:
         if self.limit == 0:
             self.reason = LENGTH
+        draw = getattr(self.seq, "draw", None)  # a timeline that draws itself: its logits need not come here
+        drawn: int | None = None
         while not self.reason:
             started = now()
-            token = sampling.sample(self._logits, self.params, self.history, self.seq.pos)
+            token = sampling.sample(self._logits, self.params, self.history, self.seq.pos) if drawn is None else drawn
             if token in self._stop_ids:
                 self.reason = EOS
                 break
@@ -128,7 +130,10 @@ class Generation:
                 yield text  # the reader's time is not the engine's
                 started = now() - spent
             if not self.reason:
-                self._logits = self.seq.decode(token)
+                if draw:
+                    drawn = draw(token, self.params, self.history)
+                else:
+                    self._logits = self.seq.decode(token)
                 self.stats.steps += 1
                 self.stats.step_seconds += now() - started
         rest = self.rest()

@@ -37,6 +37,11 @@ class SamplingParams:
             if not low <= value <= high:  # NaN fails too
                 raise Bw24Error(f"{f.name}: expected {low}..{high}, found {value}")
 
+    @property
+    def penalises(self) -> bool:
+        """Whether the history matters."""
+        return self.repetition_penalty != 1 or bool(self.presence_penalty) or bool(self.frequency_penalty)
+
 
 class _Call:
     """The arguments that all draws share, as the library takes them; holds what they point to while it lives."""
@@ -48,11 +53,19 @@ class _Call:
             setattr(p, name, getattr(params, name))
         self._bias = ffi.new("int32_t[]", list(params.logit_bias)), ffi.new("float[]", list(params.logit_bias.values()))
         p.n_bias, p.bias_ids, p.bias_values = len(params.logit_bias), *self._bias
-        uses = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+        uses = params.penalises
         self.sampler, self.n_history = p, len(history) if uses else 0
         self.history = ffi.new("int32_t[]", list(history)) if uses else ffi.NULL
         self.mask = ffi.cast("uint32_t *", ffi.from_buffer(mask)) if mask is not None else ffi.NULL
         self.token = ffi.new("int32_t *")
+
+
+def picks(draws: Sequence[tuple[SamplingParams, Sequence[int]]]) -> tuple[Any, list[Any]]:
+    """`bw24_pick[]` for (parameters, history) of several rows, and the objects that must live as long as it is used."""
+    out, calls = abi.ffi.new("bw24_pick[]", len(draws)), [_Call(params, history, None) for params, history in draws]
+    for pick, call in zip(out, calls, strict=True):
+        pick.params, pick.history, pick.n_history = call.sampler, call.history, call.n_history
+    return out, calls
 
 
 def _floats(array: np.ndarray) -> Any:

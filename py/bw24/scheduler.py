@@ -376,7 +376,7 @@ class Scheduler:
             rows += [(run.seq, run.tokens[have + i], have + i == len(run.tokens) - 1) for i in range(n)]
         started = now()
         try:
-            logits = self.engine.step(rows)
+            results = self._results(runs, rows)
         except Bw24Error as error:
             self._step_failed(runs, error)
             return
@@ -385,8 +385,20 @@ class Scheduler:
         for run, _ in runs:
             self._keep_mark(run)
             if not run.pending:
-                self._advance(run, logits[at])
+                self._advance(run, results[at])
                 at += 1
+
+    def _results(self, runs: list[tuple[_Run, int]], rows: list[Any]) -> np.ndarray:
+        """A row of logits for each run whose tokens are all in; or its next token, where every one of them can be drawn without logits."""
+        ready = [run for run, n in runs if run.pending == n]
+        if ready and all(self._draws(run) for run in ready):
+            return self.engine.step_sample(rows, [(run.job.params[run.choice], run.tokens) for run in ready])
+        return self.engine.step(rows)
+
+    @staticmethod
+    def _draws(run: _Run) -> bool:
+        """Whether a run's next token needs no logits here: no grammar, no log probabilities, no other choice that begins from the same row."""
+        return run.matcher is None and run.job.top is None and (run.generated > 0 or len(run.job.params) == 1)
 
     def _form(self) -> list[tuple[_Run, int]]:
         """The runs of the next step and how many of its tokens each feeds; pages for them are there."""
@@ -459,12 +471,12 @@ class Scheduler:
             have = len(run.seq.tokens)
             try:
                 rows = [(run.seq, run.tokens[have + i], have + i == len(run.tokens) - 1) for i in range(n)]
-                logits = self.engine.step(rows)
+                results = self._results([(run, n)], rows)
             except Bw24Error as own:
                 self._fail(run.job, own)
                 continue
             if not run.pending:
-                self._advance(run, logits[0])
+                self._advance(run, results[0])
 
     def _count_step(self, runs: list[tuple[_Run, int]], seconds: float) -> None:
         c, prompt = self.counters, sum(n for _, n in runs if n > 1)
@@ -476,8 +488,8 @@ class Scheduler:
 
     # ---- one reply's next token
 
-    def _advance(self, run: _Run, row: np.ndarray) -> None:
-        """All of a run's tokens are in; `row` has the logits of the next. Runs that waited for this prompt go on from a copy of it."""
+    def _advance(self, run: _Run, row: np.ndarray | np.int32) -> None:
+        """All of a run's tokens are in; `row`: the next one's logits, or that token. Runs that waited for this prompt go on from a copy of it."""
         followers = [r for r in self._active if r.leader is run] if not run.generated else []
         if not run.generated and not self.cache.rewinds and run.job.reuse:
             with contextlib.suppress(Bw24Error):  # the next turn's prompt may differ after this one, and there is no way back to here
@@ -496,10 +508,13 @@ class Scheduler:
                 self._fail(one.job, error)
                 return
 
-    def _pick(self, run: _Run, row: np.ndarray) -> None:
+    def _pick(self, run: _Run, row: np.ndarray | np.int32) -> None:
         job = run.job
-        mask = run.matcher.mask() if run.matcher else None
-        token = sampling.sample(row, job.params[run.choice], run.tokens, len(run.tokens), mask)
+        if isinstance(row, np.ndarray):
+            mask = run.matcher.mask() if run.matcher else None
+            token = sampling.sample(row, job.params[run.choice], run.tokens, len(run.tokens), mask)
+        else:
+            token = int(row)
         if not job.stats.first_token:
             job.stats.first_token = now()
         if token in job.stop_ids:
