@@ -1,0 +1,152 @@
+"""Speculative decoding side by side with llama.cpp: the same file and prompts, greedy, both engines plain and with K drafts of the MTP block.
+
+    python scripts/spec_peer.py MODEL PROMPTS.json --server llama-server [--draft-max 3] [-n 192] [--first 0 --count 48] [--out row.json]
+
+PROMPTS.json: a list of {"class": ..., "ids": [...]}. Each prompt is run on the four arms back to back, so that a drift of the machine weighs on
+all; llama.cpp's times and counts are those its server reports. Prints one JSON object: acceptance pooled and by class, tokens a second, and
+each engine's speed-up over its own plain decoding. Both servers wait while the other side runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
+
+from bw24.engine import Engine  # noqa: E402
+from bw24.generate import Generation  # noqa: E402
+from bw24.sampling import SamplingParams  # noqa: E402
+from bw24.source import open_model  # noqa: E402
+from bw24.speculate import Drafted  # noqa: E402
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Server:
+    """A llama-server with one slot; `options` beyond those that every arm has."""
+
+    def __init__(self, binary: str, model: str, threads: int, ctx: int, options: list[str]):
+        self.port = free_port()
+        words = [binary, "-m", model, "-t", str(threads), "-c", str(ctx), "-np", "1", "--port", str(self.port), "--no-webui", *options]
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(600):
+            if self.process.poll() is not None:
+                sys.exit(f"llama-server ended: {self.process.stderr.read()[-1000:]}")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2).read()
+                return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        sys.exit("llama-server did not start in a minute")
+
+    def reply(self, ids: list[int], n: int) -> dict[str, Any]:
+        body = {"prompt": ids, "n_predict": n, "temperature": 0, "cache_prompt": False, "return_tokens": True}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        found = json.loads(urllib.request.urlopen(request, timeout=300).read())
+        t = found["timings"]
+        return {"tokens": t["predicted_n"], "seconds": t["predicted_ms"] / 1000, "drafted": t.get("draft_n", 0),
+                "accepted": t.get("draft_n_accepted", 0), "ids": found.get("tokens", [])}
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=30)
+
+
+def ours(engine: Engine, ids: list[int], n: int, k: int) -> dict[str, Any]:
+    """One reply here, timed from the first step after the prompt."""
+    params = SamplingParams()
+    seq = Drafted(engine, k, params, len(ids) + n) if k else engine.sequence()
+    with closing(seq):
+        logits = seq.prefill(ids)
+        made = Generation(seq, None, ids, logits[-1] if k else logits, params, ctx=engine.ctx, limit=n, stop_ids=engine.model.tokenizer.eog_ids)
+        for _ in made:
+            pass
+        rounds = seq.stats if k else None
+    return {"tokens": len(made.ids), "seconds": made.stats.step_seconds, "drafted": rounds.drafted if k else 0,
+            "accepted": sum(rounds.accepted) if k else 0, "ids": made.ids}
+
+
+def pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over prompts."""
+    total = {name: sum(r[name] for r in rows) for name in ("tokens", "seconds", "drafted", "accepted")}
+    total["seconds"] = round(total["seconds"], 4)
+    total["tokens_per_second"] = round(total["tokens"] / total["seconds"], 2)
+    if total["drafted"]:
+        total["acceptance"] = round(total["accepted"] / total["drafted"], 4)
+    return total
+
+
+def report(args: argparse.Namespace, prompts: list[dict[str, Any]], arms: dict[str, list[dict[str, Any]]], build: str) -> dict[str, Any]:
+    """The row of all arms: pooled, and by class of prompt."""
+    classes = sorted({p["class"] for p in prompts})
+    of_class = lambda rows, c: pooled([r for r, p in zip(rows, prompts, strict=True) if p["class"] == c])  # noqa: E731
+    by_class = {name: {c: of_class(rows, c) for c in classes} for name, rows in arms.items()}
+    total = {name: pooled(rows) for name, rows in arms.items()}
+    gain = {side: round(total[f"{side}_spec"]["tokens_per_second"] / total[f"{side}_plain"]["tokens_per_second"], 4) for side in ("ours", "peer")}
+    same = sum(a["ids"] == b["ids"] for a, b in zip(arms["ours_plain"], arms["ours_spec"], strict=True))
+    return {"kind": "spec_peer", "model": Path(args.model).name, "prompts": len(prompts), "tokens": args.n, "k": args.draft_max, "threads": args.t,
+            "peer_build": build, "total": total, "by_class": by_class, "speed_up": gain, "same_text_as_plain": same,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("prompts")
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--draft-max", type=int, default=3)
+    parser.add_argument("-n", type=int, default=192)
+    parser.add_argument("-t", type=int, default=2)
+    parser.add_argument("--ctx", type=int, default=2048)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=48)
+    parser.add_argument("--out", help="also keep the replies' counts, to pool several runs")
+    parser.add_argument("--pool", nargs="*", help="no run: pool these files of --out")
+    args = parser.parse_args()
+    prompts = json.loads(Path(args.prompts).read_text(encoding="utf-8"))
+    if args.pool:
+        parts = [json.loads(Path(p).read_text(encoding="utf-8")) for p in args.pool]
+        arms = {name: [r for part in parts for r in part["arms"][name]] for name in parts[0]["arms"]}
+        print(json.dumps(report(args, [p for part in parts for p in part["prompts"]], arms, parts[0]["build"])))
+        return 0
+    prompts = prompts[args.first : args.first + args.count]
+    done = subprocess.run([args.server, "--version"], capture_output=True, text=True, check=False)
+    build = next((line for line in (done.stdout + done.stderr).splitlines() if line.startswith("version")), "unknown")
+    plain = Server(args.server, args.model, args.t, args.ctx, [])
+    spec = Server(args.server, args.model, args.t, args.ctx, ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(args.draft_max)])
+    arms: dict[str, list[dict[str, Any]]] = {"ours_plain": [], "ours_spec": [], "peer_plain": [], "peer_spec": []}
+    try:
+        with open_model(args.model) as model, Engine(model, threads=args.t, ctx=args.ctx, draft=True) as engine:
+            runs = {"ours_plain": lambda ids: ours(engine, ids, args.n, 0), "ours_spec": lambda ids: ours(engine, ids, args.n, args.draft_max),
+                    "peer_plain": lambda ids: plain.reply(ids, args.n), "peer_spec": lambda ids: spec.reply(ids, args.n)}
+            for run in runs.values():
+                run(prompts[0]["ids"])
+            for number, prompt in enumerate(prompts):
+                for name in list(runs) if number % 2 else list(runs)[::-1]:
+                    arms[name].append(runs[name](prompt["ids"]))
+    finally:
+        plain.close()
+        spec.close()
+    kept = [{"class": p["class"]} for p in prompts]
+    if args.out:
+        Path(args.out).write_text(json.dumps({"prompts": kept, "arms": arms, "build": build}), encoding="utf-8")
+    print(json.dumps(report(args, kept, arms, build)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
