@@ -192,6 +192,8 @@ int bw24_spill_warm(bw24_model *model, const int32_t *pairs, int32_t n);
 int bw24_spill_stats(bw24_model *model, bw24_spill_counts *out);
 /* uses since the last call, oldest first: layer << 16 | expert, bit 31 set where it was in RAM; between steps stands -1. Returns how many of `room` */
 int bw24_spill_trace(bw24_model *model, int32_t *out, int32_t room);
+/* how many (row, slot) pairs went to each expert of a layer since the model was made: uses[experts] */
+int bw24_spill_uses(bw24_model *model, int32_t layer, uint64_t *uses);
 /* layer `index`: the name of its down tensor and how many experts it has; BW24_E_ARG past the end */
 int bw24_spill_layer(bw24_model *model, int32_t index, const char **down, int32_t *experts);
 uint64_t bw24_available_memory(int32_t reserve); /* bytes the system and its cgroups grant; reserve 1: less max(4 GiB, 8 %) */

@@ -314,6 +314,7 @@ void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, 
         bool hit = e->state == SPILL_READY;
         int uses = first ? first[active[i] + 1] - first[active[i]] : 0;
         s->c.visits += (uint64_t)uses;
+        e->uses += (uint64_t)uses;
         s->c.visit_hits += hit ? (uint64_t)uses : 0;
         note(s, layer << 16 | active[i] | (hit ? INT32_MIN : 0));
         if (!hit) continue;
@@ -464,6 +465,12 @@ int bw24_spill_stats(bw24_model *m, bw24_spill_counts *out) {
         out->mirrors += s->files[i].drive[1].alive;
         if (s->files[i].drive[0].direct < 0 || (s->files[i].mirror && s->files[i].drive[1].direct < 0)) out->direct = 0;
     }
+    return 0;
+}
+
+int bw24_spill_uses(bw24_model *m, int32_t layer, uint64_t *uses) {
+    if (!m || !m->spill || layer < 0 || layer >= m->spill->n_layers || !uses) return bw_fail(BW24_E_ARG, "bw24_spill_uses: no layer %d", layer);
+    for (int e = 0; e < m->spill->layers[layer].experts; e++) uses[e] = m->spill->layers[layer].entries[e].uses;
     return 0;
 }
 

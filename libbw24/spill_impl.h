@@ -17,7 +17,7 @@ typedef struct spill_file { char *path, *mirror; uint64_t size; spill_drive driv
 /* one expert. slot: NULL while it is absent. Its lists are doubly linked; an entry is in none while it is held, frozen or absent */
 typedef struct spill_entry {
     uint8_t *slot;
-    uint64_t bytes;
+    uint64_t bytes, uses;
     struct spill_entry *prev, *next; /* of a policy's list: towards the recently used, towards the victims */
     struct spill_entry *queue;       /* next to be read */
     int layer, expert;

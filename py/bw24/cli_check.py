@@ -15,7 +15,9 @@ from .cli_common import (
     EXIT_ERROR,
     EXIT_MISMATCH,
     EXIT_OK,
+    TIER_FLAGS,
     add_command,
+    engine_settings,
     open_engine,
     open_model,
     progress_bar,
@@ -65,10 +67,10 @@ def add_commands(commands: Any) -> None:
                           KERNEL_EXAMPLES, (*ENGINE_FLAGS, "json"))
     kernels.add_argument("--verbose", action="store_true", help="print every case, not only those that differ")
     gate = add_command(commands, "gate", run_gate, "compute the same rows in different ways and compare the bits", GATE_EXAMPLES,
-                       (*ENGINE_FLAGS, "json"))
+                       (*ENGINE_FLAGS, *TIER_FLAGS, "json"))
     gate.add_argument("--full", action="store_true", help="add the slow arms")
     bench = add_command(commands, "bench", run_bench, "measure prefill and decode, after the exactness gate", BENCH_EXAMPLES,
-                        (*ENGINE_FLAGS, "json"))
+                        (*ENGINE_FLAGS, *TIER_FLAGS, "json"))
     bench.add_argument("--sizes", type=_sizes(1), default=(256, 1024), metavar="N,N", help="prompt lengths to time (default: 256,1024)")
     bench.add_argument("--tokens", type=_sizes(1), default=(64,), metavar="N,N", help="numbers of tokens to generate (default: 64)")
     bench.add_argument("--depths", type=_sizes(0), default=(0,), metavar="N,N", help="tokens already in the cache (default: 0)")
@@ -160,7 +162,7 @@ def run_gate(args: argparse.Namespace) -> int:
     from .gate import FAIL, PASS, SKIP, Equalities
 
     def factory(**changes: Any) -> Engine:
-        return Engine(model, **{**{name: getattr(args, name) for name in ENGINE_FLAGS}, **changes})
+        return Engine(model, **{**engine_settings(args), **changes})
 
     from .engine import Engine
 

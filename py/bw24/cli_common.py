@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EXIT_OK, EXIT_ERROR, EXIT_MISMATCH, EXIT_INTERRUPTED = 0, 2, 3, 130
 SPEC_FLAGS = ("spec", "draft", "draft_hidden")
+TIER_FLAGS = ("vram", "ram", "nvme", "tier_policy", "profile")
 ENGINE_FLAGS = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 
 
@@ -94,7 +95,11 @@ def open_model(args: argparse.Namespace) -> Model:
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of Engine, from the settings."""
-    return {name: getattr(args, name) for name in ENGINE_FLAGS}
+    from .tiers import from_args
+
+    settings = {name: getattr(args, name) for name in ENGINE_FLAGS}
+    tiers = from_args(args)
+    return {**settings, "tiers": tiers} if tiers.asked else settings
 
 
 def open_engine(model: Model, args: argparse.Namespace, **changes: Any) -> Engine:
@@ -104,8 +109,9 @@ def open_engine(model: Model, args: argparse.Namespace, **changes: Any) -> Engin
     with progress_bar("load", "B") as bar:
         engine = Engine(model, progress=bar, **{**engine_settings(args), **changes})
     say(engine.device_line)
-    if engine.note:
-        say(engine.note)
+    for line in (engine.placement.note if engine.placement else None, engine.note):
+        if line:
+            say(line)
     return engine
 
 

@@ -18,6 +18,7 @@ from .cli_common import (
     EXIT_MISMATCH,
     EXIT_OK,
     SPEC_FLAGS,
+    TIER_FLAGS,
     add_command,
     amount,
     open_drafter,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .sampling import SamplingParams
     from .source import Model
     from .speculate import Rounds
+    from .tier_stats import Recorder
 
 BUILT_IN_PROMPT = "Explain KV caches."
 SAMPLING_FLAGS = (
@@ -74,16 +76,16 @@ bw24 perplexity model.gguf wiki.txt --kv q8_0
 def add_commands(commands: Any) -> None:
     """Declare gen, chat, tokenize and perplexity."""
     gen = add_command(commands, "gen", run_gen, "generate a reply to one prompt, streamed", GEN_EXAMPLES,
-                      (*PROMPT_FLAGS, "n", *SAMPLING_FLAGS, *SPEC_FLAGS, *ENGINE_FLAGS, "prefill", "json"))
+                      (*PROMPT_FLAGS, "n", *SAMPLING_FLAGS, *SPEC_FLAGS, *ENGINE_FLAGS, "prefill", *TIER_FLAGS, "stats", "trace", "json"))
     gen.description += GEN_TEXT
-    cli_chat.add_command_to(commands, (*SAMPLING_FLAGS, *ENGINE_FLAGS))
+    cli_chat.add_command_to(commands, (*SAMPLING_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS))
     tokenize = add_command(commands, "tokenize", run_tokenize, "show a text's tokens, or the text of token ids", TOKENIZE_EXAMPLES,
                            ("prompt", "prompt_ids", "json"))
     tokenize.add_argument("--ids", action="store_true", help="print the ids on one line, nothing else")
     tokenize.add_argument("--special", action="store_true", help="the text of a control token, such as <|im_end|>, gives the token")
     tokenize.add_argument("--no-bos", action="store_true", help="leave out the tokens that the vocabulary puts round a text")
     perplexity = add_command(commands, "perplexity", run_perplexity, "how well the model predicts a text: mean negative log-likelihood",
-                             PERPLEXITY_EXAMPLES, (*ENGINE_FLAGS, "json"))
+                             PERPLEXITY_EXAMPLES, (*ENGINE_FLAGS, *TIER_FLAGS, "json"))
     perplexity.add_argument("file", metavar="FILE", help="a UTF-8 text, - for standard input")
     perplexity.add_argument("--window", type=_window, metavar="N", default=512, help="tokens of each independent piece (default: 512)")
 
@@ -172,12 +174,14 @@ def run_gen(args: argparse.Namespace) -> int:
     """Exit code of `bw24 gen`."""
     from . import gate, generate
     from .speculate import Drafted
+    from .tier_stats import Recorder
 
     params, limit = sampling_params(args), None if args.n < 0 else args.n
     with open_model(args) as model:
         prompt = encode_prompt(model, args)
         with open_engine(model, args, draft=open_drafter(model, args)) as engine:
             loading = time.perf_counter() - args.load_began
+            recorder = Recorder(engine, args.trace) if args.stats or args.trace else None
             check_ids(prompt.ids, engine.n_vocab)
             generate.check_fits(len(prompt.ids), engine.ctx)
             end = None if limit is None else len(prompt.ids) + limit
@@ -195,7 +199,11 @@ def run_gen(args: argparse.Namespace) -> int:
             )
             with closing(drafted or check.seq):
                 text = stream(reply, echo=not args.json)
-            report_gen(args, model, engine, check, reply, text, loading, drafted.stats if drafted else None)
+            if recorder:
+                recorder.close()
+                for line in recorder.lines() if args.stats else ():
+                    say(line)
+            report_gen(args, model, engine, check, reply, text, loading, drafted.stats if drafted else None, recorder)
             return EXIT_INTERRUPTED if reply.reason == generate.INTERRUPTED else EXIT_OK
 
 
@@ -224,7 +232,7 @@ def stream(reply: Generation, echo: bool) -> str:
 
 
 def report_gen(args: argparse.Namespace, model: Model, engine: Engine, check: PrefillCheck, reply: Generation, text: str,
-               loading: float, rounds: Rounds | None = None) -> None:
+               loading: float, rounds: Rounds | None = None, recorder: Recorder | None = None) -> None:
     """The closing line, and the JSON object where it was asked for."""
     from .info import peak_memory
 
@@ -237,6 +245,7 @@ def report_gen(args: argparse.Namespace, model: Model, engine: Engine, check: Pr
             "load_seconds": round(loading, 4), "peak_memory_bytes": peak, "backend": engine.backend, "isa": engine.isa,
             "threads": engine.threads, "kv": engine.kv, "context": engine.ctx, "seed": args.seed, "temperature": args.temperature,
             **({"speculation": {"k": args.spec if args.spec > 0 else "auto", "draft": engine.draft.name, **rounds.as_dict()}} if rounds else {}),
+            **({"tiers": recorder.as_dict()} if recorder else {}),
         })
 
 

@@ -3,6 +3,7 @@ sampling loops or HTTP. One thread at a time drives an engine."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -19,6 +20,7 @@ from .tiers import Placement, Spill, Tiers, decide
 
 PAGE_TOKENS = 64
 UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
+MAX_ROWS = 256  # of a step, where every weight is in memory
 DEFAULT_KV = "f16"
 MAX_LOGIT_ROWS = 64  # wanted rows of one step when a prompt's every logit is asked for: bounds the logits at 64 x vocabulary
 KV_FORMATS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q5_1": "Q5_1", "e4m3": "E4M3"}
@@ -119,7 +121,7 @@ class Engine:
     """
 
     def __init__(self, model: Model, *, device: str = "auto", backend: str = "auto", isa: str | None = None, threads: int | None = None,
-                 ctx: int | None = None, kv: str | None = None, max_rows: int = 256, fuse: bool = True, repack: bool = True,
+                 ctx: int | None = None, kv: str | None = None, max_rows: int | None = None, fuse: bool = True, repack: bool = True,
                  float_activations: bool = False, draft: Draft | bool = False, tiers: Tiers | None = None,
                  progress: Callable[[int, int], None] | None = None):
         self._ctx = self._model = self.draft = None
@@ -127,7 +129,9 @@ class Engine:
         self.spill: Spill | None = None
         self._sequences: set[Sequence] = set()
         self._keep: list[Any] = []
-        self.model, self.max_rows = model, max_rows
+        self.model, self._asked_rows = model, max_rows
+        self.max_rows = max_rows or MAX_ROWS
+        self.after_step: Callable[[int, float], None] | None = None  # (rows, seconds) of each step that has succeeded
         self.kv = parse_kv(kv)
         self.draft = embedded(model) if draft is True else draft or None
         self.choice = devices.choose(device, backend, isa, float_activations)
@@ -162,6 +166,7 @@ class Engine:
             raise Bw24Error(f"--ram, --vram and --nvme: backend {self.backend} holds every expert itself in this version; --device cpu reads them "
                             "from files", UNSUPPORTED)
         self.placement = decide(self.model, tiers, self.draft, free, granted)
+        self.max_rows = self._asked_rows or (self.placement.rows if self.placement else MAX_ROWS)
         return free - size if self.placement is None else free - self.placement.rest - min(self.placement.ram, max(0, granted - self.placement.rest))
 
     def _open(self, isa: str | None, threads: int | None, fuse: bool, repack: bool, float_activations: bool) -> None:
@@ -267,18 +272,14 @@ class Engine:
         """
         c, wanted = self._rows(rows)
         logits = np.empty((wanted, self._logits[rows[0][0].role]), np.float32)
-        abi.check(abi.lib().bw24_step(self._model, c, len(rows), _floats(logits)))
-        for seq, token, _ in rows:
-            seq.tokens.append(token)
+        self._run(rows, abi.lib().bw24_step, c, len(rows), _floats(logits))
         return logits
 
     def step_greedy(self, rows: Seq[Row]) -> np.ndarray:
         """As `step`, with the likeliest token of each wanted row (ties: the lowest id) instead of its logits. Returns [wanted] int32."""
         c, wanted = self._rows(rows)
         tokens = np.empty(max(wanted, 1), np.int32)
-        abi.check(abi.lib().bw24_step_greedy(self._model, c, len(rows), abi.ffi.cast("int32_t *", abi.ffi.from_buffer(tokens))))
-        for seq, token, _ in rows:
-            seq.tokens.append(token)
+        self._run(rows, abi.lib().bw24_step_greedy, c, len(rows), abi.ffi.cast("int32_t *", abi.ffi.from_buffer(tokens)))
         return tokens[:wanted]
 
     def step_sample(self, rows: Seq[Row], draws: Seq[tuple[SamplingParams, Seq[int]]]) -> np.ndarray:
@@ -305,10 +306,17 @@ class Engine:
         c, wanted = self._rows(rows)
         out = np.empty((wanted, self._logits[rows[0][0].role]), np.float32) if logits else None
         handed = np.empty((wanted, self.n_hidden), np.float32)
-        abi.check(abi.lib().bw24_step_hidden(self._model, c, len(rows), _floats(hidden), _floats(out), _floats(handed)))
+        self._run(rows, abi.lib().bw24_step_hidden, c, len(rows), _floats(hidden), _floats(out), _floats(handed))
+        return out, handed
+
+    def _run(self, rows: Seq[Row], call: Any, *arguments: Any) -> None:
+        """One step of the library; its rows are part of their sequences once it has succeeded."""
+        started = time.perf_counter()
+        abi.check(call(self._model, *arguments))
         for seq, token, _ in rows:
             seq.tokens.append(token)
-        return out, handed
+        if self.after_step:
+            self.after_step(len(rows), time.perf_counter() - started)
 
     @staticmethod
     def _rows(rows: Seq[Row]) -> tuple[Any, int]:

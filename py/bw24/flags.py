@@ -25,7 +25,7 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Flag:
-    """One setting. `type` is int, float, bool, str, `list` (repeatable strings), `kv` (a KV format, or K/V of two) or
+    """One setting. `type` is int, float, bool, str, `list` (repeatable strings), `size` (bytes: 24g), `kv` (a KV format, or K/V of two) or
     `spec` (1..16, or off: 0, auto: -1).
 
     Names in `numbered` may carry a number (cuda:1). An option of a bool sets it to `sets`. `present` lists the values that work in this
@@ -72,6 +72,10 @@ class Flag:
             return self._number(text)
         if self.type == "kv":
             return self._kv(text)
+        if self.type == "size":
+            from .tiers import parse_size
+
+            return parse_size(text, self.option or self.name)
         if self.type == "spec":
             return self._spec(text)
         name, colon, number = text.partition(":")
@@ -131,6 +135,7 @@ GROUPS = {
                  "logit_bias", "seed", "stop"),
     "speculation": ("spec", "draft", "draft_hidden"),
     "engine": ("weights", "device", "threads", "ctx", "kv", "prefill"),
+    "experts beyond memory": ("vram", "ram", "nvme", "tier_policy", "profile", "stats", "trace"),
     "server": ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts"),
     "rollback seams (same bits, slower)": ("backend", "isa", "fuse", "repack"),
 }
@@ -160,6 +165,22 @@ TABLE: tuple[Flag, ...] = (
     Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast is not in this version",
          "--prefill", metavar="CLASS", choices=("exact", "fast"), present=("exact",),
          absent="the fast prefill class is not in this version; exact is the default", test=_ABSENT),
+    # ---- experts beyond memory: docs/HY3-SPILL.md
+    Flag("vram", RUNTIME, "size", None, "video memory for experts; the CUDA backend holds all of them in this version", "--vram", None, "BW24_VRAM",
+         "SIZE", test="test_tiers.py::test_settings_reach_the_engine"),
+    Flag("ram", RUNTIME, "size", None, "RAM for a mixture's experts, such as 24g; the others are read from the model's files when used", "--ram",
+         None, "BW24_RAM", "SIZE", shown_default="all, where they fit", test="test_tiers.py::test_settings_reach_the_engine"),
+    Flag("nvme", RUNTIME, str, None, "folders that hold copies of the model's files; two are read at once", "--nvme", None, "BW24_NVME",
+         "DIR[,DIR]", shown_default="the model's own", test="test_tiers.py::test_settings_reach_the_engine"),
+    Flag("tier_policy", RUNTIME, str, None, "which experts stay in RAM: lru, slru (a share for each layer), frozen (those of --profile)",
+         "--tier-policy", None, "BW24_TIER_POLICY", "NAME", choices=("lru", "slru", "frozen"), shown_default="by the budget",
+         test="test_tiers.py::test_settings_reach_the_engine"),
+    Flag("profile", RUNTIME, str, None, "experts' use as `bw24 tiers profile` recorded it: the most used are read before the first token",
+         "--profile", None, "BW24_TIER_PROFILE", "FILE", test="test_tiers.py::test_settings_reach_the_engine"),
+    Flag("stats", RUNTIME, bool, False, "1: after the reply, one line a token: hits, bytes read, milliseconds", "--stats",
+         test="test_tiers.py::test_gen_prints_a_line_a_token"),
+    Flag("trace", RUNTIME, str, None, "write the experts of each step to a file, for `bw24 tiers replay`", "--trace", metavar="FILE",
+         test="test_tiers.py::test_a_trace_replays"),
     Flag("library", MACHINE, str, None, "path of the shared library to load instead of the package's own", variable="BW24_LIBRARY",
          metavar="FILE", shown_default="libbw24.so beside the package",
          test="test_flags.py::test_another_library_is_loaded_where_the_variable_says"),

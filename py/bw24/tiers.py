@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 POLICIES = {"lru": 0, "slru": 1, "frozen": 2}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 KV_SHARE = 8  # of what is free after the weights outside the experts, a part in so many is left to the KV cache
+TRACE_ROOM = 1 << 18  # uses of one step: 1024 experts in each of 256 layers
 CYCLES = 2.0  # below so many tokens' worth of experts one list over all layers forgets each expert before it is used again
 
 
@@ -55,6 +56,16 @@ class Tiers:
     def asked(self) -> bool:
         """Whether anything was asked for that needs experts in files."""
         return self.force or bool(self.trace) or bool(self.nvme) or any(v is not None for v in (self.ram, self.vram, self.policy, self.profile))
+
+
+def from_args(args: Any) -> Tiers:
+    """Tiers of a settled command line or of settings; what a command does not take is left as it is."""
+    get = lambda name: getattr(args, name, None)  # noqa: E731
+    nvme = tuple(part.strip() for part in (get("nvme") or "").split(",") if part.strip())
+    if len(nvme) > 2:
+        raise Bw24Error(f"--nvme: at most two folders, found {len(nvme)}")
+    return Tiers(ram=get("ram"), vram=get("vram"), nvme=nvme, policy=get("tier_policy"), profile=get("profile"),
+                 trace=TRACE_ROOM if get("trace") else 0)
 
 
 @dataclass(frozen=True)
@@ -118,13 +129,24 @@ def sample(model: Model, name: str) -> bytes:
         return f.read(4096)
 
 
+def rows_of_step(model: Model, bank: Bank, ram: int) -> int:
+    """Rows of a prompt's step, 256 to 2048: each expert is read once a step, but the activations of a row's experts take memory too, at most an
+    eighth of the budget, or 64 MB."""
+    down = model.file.tensors[bank.ops[0][2]].shape
+    top = max(1, bank.visits // len(bank.ops))
+    pair = 5 * (down[0] + down[1])  # bytes: f32 in and out of the down matrix, int8 of the inputs
+    return max(256, min(2048, max(64 << 20, ram // 8) // (pair * top) // 64 * 64))
+
+
 @dataclass(frozen=True)
 class Placement:
-    """The decision: experts are read from files, `ram` bytes of them held. rest: bytes of the other weights; note: a sentence for the person."""
+    """The decision: experts are read from files, `ram` bytes of them held. rest: bytes of the other weights; rows: of a prompt's
+    step, the wider the fewer times the bank is read; note: a sentence for the person."""
 
     bank: Bank
     rest: int
     ram: int
+    rows: int
     policy: str
     tiers: Tiers
     note: str
@@ -142,25 +164,27 @@ def decide(model: Model, tiers: Tiers, draft: Draft | None, free: int, granted: 
     rest = rest_of(model, bank) + (draft.nbytes if draft else 0)
     ram = tiers.ram
     if ram is None:
-        if rest + bank.nbytes <= free and not tiers.force:
+        fits = rest + bank.nbytes <= free
+        if fits and not tiers.asked:
             return None
         ram = max(0, granted - rest)
-        ram = min(bank.nbytes, ram - ram // KV_SHARE)
+        ram = min(bank.nbytes * (2 if fits else 1), ram - ram // KV_SHARE)  # in RAM an expert has up to 12 KiB a matrix more
     elif ram >= bank.nbytes + bank.nbytes // 64 and not tiers.force and not tiers.trace:
         return None
     policy = tiers.policy or ("frozen" if tiers.profile else "lru" if ram >= CYCLES * bank.active else "slru")
     if policy == "frozen" and not tiers.profile:
         raise Bw24Error("--tier-policy frozen needs --profile FILE, which `bw24 tiers profile` writes")
     where = ", ".join(tiers.nvme) or str(model.path.parent)
+    rows = rows_of_step(model, bank, ram)
     note = (f"experts: {bank.nbytes / 1e9:.2f} GB, of which at most {min(ram, bank.nbytes) / 1e9:.2f} GB are held in RAM ({policy}) and the others "
             f"read from {where}")
-    return Placement(bank, rest, ram, policy, tiers, note)
+    return Placement(bank, rest, ram, rows, policy, tiers, note)
 
 
 # ---- files
 
 
-def _copies(path: Path, folders: tuple[str, ...]) -> tuple[Path, Path | None]:
+def copies(path: Path, folders: tuple[str, ...]) -> tuple[Path, Path | None]:
     """The file that is read and its mirror: itself, or its copies in the folders that --nvme names."""
     if not folders:
         return path, None
@@ -188,7 +212,7 @@ class Spill:
 
     def _file(self, path: Path) -> int:
         if path not in self._files:
-            main, mirror = _copies(path, self.placement.tiers.nvme)
+            main, mirror = copies(path, self.placement.tiers.nvme)
             c = [abi.ffi.new("char[]", str(f).encode()) if f else abi.ffi.NULL for f in (main, mirror)]
             index = abi.lib().bw24_spill_file(self._handle, *c)
             abi.check(index)
@@ -241,6 +265,13 @@ class Spill:
         c = abi.new("bw24_spill_counts")
         abi.check(abi.lib().bw24_spill_stats(self._handle, c))
         return {name: int(getattr(c, name)) for name, _ in abi.ffi.typeof("bw24_spill_counts").fields if name != "size"}
+
+    def uses(self) -> list[np.ndarray]:
+        """How many (row, slot) pairs went to each expert since the engine was made, u64 [experts] of each layer."""
+        out = [np.zeros(n, np.uint64) for _, n in self.layers()]
+        for i, u in enumerate(out):
+            abi.check(abi.lib().bw24_spill_uses(self._handle, i, abi.ffi.cast("uint64_t *", abi.ffi.from_buffer(u))))
+        return out
 
     def trace(self) -> np.ndarray:
         """Uses since the last call, int32: layer << 16 | expert, the sign bit set where it was in RAM; -1 begins a step."""

@@ -61,8 +61,9 @@ class Service:
             log.info("serving %s (%s): context %d tokens, KV %s, %s, %d threads; loaded in %.2f s", self.name, self.model.name, engine.ctx,
                      engine.kv["full"], engine.isa, engine.threads, time.monotonic() - started)
             log.info("%s", engine.device_line)
-            if engine.note:
-                log.info("%s", engine.note)
+            for line in (engine.placement.note if engine.placement else None, engine.note):
+                if line:
+                    log.info("%s", line)
         except Exception as error:
             self.state, self.error = FAILED, str(error)
             log.error("cannot serve %s: %s", self.settings.model, error)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import flags
+from .. import flags, tiers
 from ..errors import Bw24Error
 
 ENGINE = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 SERVER = ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts")
-NAMES = ("model", "weights", *ENGINE, *SERVER)
+TIERS = ("vram", "ram", "nvme", "tier_policy", "profile")
+NAMES = ("model", "weights", *ENGINE, *TIERS, *SERVER)
 MAX_BODY = 32 << 20  # bytes of a request: a million tokens of text and their JSON
 MIB = 1 << 20
 
@@ -50,10 +51,11 @@ class Settings:
 
 def from_args(args: argparse.Namespace) -> Settings:
     """Settings of a parsed command line whose flags are settled. Raises Bw24Error."""
-    key_file = args.api_key_file
+    key_file, where = args.api_key_file, tiers.from_args(args)
+    engine = {**{n: getattr(args, n) for n in ENGINE}, **({"tiers": where} if where.asked else {})}
     flags.check_device(args)
     return Settings(
-        model=args.model, weights=args.weights, engine={n: getattr(args, n) for n in ENGINE}, host=args.host, port=args.port,
+        model=args.model, weights=args.weights, engine=engine, host=args.host, port=args.port,
         aliases=_names(args.alias),
         keys=read_keys(key_file) if key_file else (), cors=_names(args.cors), cache_ram=args.cache_ram * MIB, parallel=args.parallel,
         queue=args.queue, drain=args.drain, lenient=args.lenient, log_prompts=args.log_prompts,

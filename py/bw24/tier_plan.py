@@ -1,0 +1,213 @@
+"""What to expect of experts in VRAM, RAM and files: the cost of a token from byte counts and rates, hit shares from a popularity curve, and a probe
+that measures this machine's rates in about two seconds. Owns the arithmetic; knows no command line and runs no model."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from . import abi
+from .errors import Bw24Error
+from .gguf_types import TYPES
+
+# Share of the router's choices that falls on the most used share of a layer's experts: Hy3 over 163,409 tokens of mixed text. Other models differ; a
+# profile of the model's own replaces it.
+CURVE = ((0.0, 0.0), (16 / 192, 0.223), (53 / 192, 0.4985), (126 / 192, 0.8498), (1.0, 1.0))
+WORK_VRAM = 1.5e9  # bytes of video memory for KV cache and activations
+CHUNK = 1 << 20  # bytes of one read, as the library's readers use
+PROBE_SECONDS = 0.6  # of each part of the probe
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes a second: cpu (expert weights through the processor's kernels), disk, pcie, vram; gpu_ms: milliseconds a token beside the experts."""
+
+    cpu: float = 0.0
+    disk: float = 0.0
+    pcie: float = 0.0
+    vram: float = 0.0
+    gpu_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the cost depends on. visits: experts used a token; expert: bytes of one; bank: of all; rest: of the other weights."""
+
+    visits: int
+    expert: float
+    bank: float
+    rest: float = 0.0
+
+
+@dataclass(frozen=True)
+class Hits:
+    """vram: share of visits whose expert is in video memory; ram: share of the others whose expert is in RAM."""
+
+    vram: float
+    ram: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Milliseconds a token: other (attention and what is not experts), cpu, disk; `serial` sums them, `ideal` overlaps disk with the rest."""
+
+    other: float
+    cpu: float
+    disk: float
+
+    @property
+    def serial(self) -> float:
+        return self.other + self.cpu + self.disk
+
+    @property
+    def ideal(self) -> float:
+        return max(self.other + self.cpu, self.disk)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second where nothing overlaps, which is what was measured."""
+        return 1000.0 / self.serial
+
+
+def popularity(curve: Sequence[tuple[float, float]], share: float) -> float:
+    """Share of choices that fall on the most used `share` of the experts: the curve, linear between its points."""
+    return float(np.interp(min(max(share, 0.0), 1.0), [p[0] for p in curve], [p[1] for p in curve]))
+
+
+def curve_of(uses: Sequence[np.ndarray]) -> tuple[tuple[float, float], ...]:
+    """The popularity curve of a profile: experts of all layers together, most used first, at 33 points."""
+    counts = np.sort(np.concatenate(uses))[::-1].astype(np.float64)
+    total = counts.sum()
+    if not total:
+        raise Bw24Error("the profile counts no use of any expert")
+    sums = np.concatenate([[0.0], np.cumsum(counts)]) / total
+    at = np.unique(np.linspace(0, len(counts), 33).astype(int))
+    return tuple((float(i / len(counts)), float(sums[i])) for i in at)
+
+
+def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, float]] = CURVE) -> Hits:
+    """Hit shares of tiers filled with the most used experts: video memory first (less the other weights and WORK_VRAM), then RAM, each expert in
+    one of them. Above two tokens' worth of experts an LRU comes within a few points of it."""
+    in_vram = min(1.0, max(0.0, vram - shape.rest - WORK_VRAM) / shape.bank) if vram else 0.0
+    in_ram = min(1.0 - in_vram, max(0.0, ram) / shape.bank)
+    a, b = popularity(curve, in_vram), popularity(curve, in_vram + in_ram)
+    return Hits(a, (b - a) / (1 - a) if a < 1 else 1.0)
+
+
+def cost(shape: Shape, h: Hits, rates: Rates) -> Cost:
+    """Milliseconds of one token: experts outside video memory go through the processor, those outside RAM come from disk before."""
+    missing = shape.visits * (1 - h.vram) * shape.expert
+    read = missing * (1 - h.ram)
+    for name, needed in (("cpu", missing), ("disk", read)):
+        if needed > 0 and not getattr(rates, name) > 0:
+            raise Bw24Error(f"the rate {name} is needed: --rate {name}=GB/s, or let the probe measure it")
+    return Cost(rates.gpu_ms, missing / rates.cpu * 1e3 if missing else 0.0, read / rates.disk * 1e3 if read > 0 else 0.0)
+
+
+def reach(shape: Shape, vram: float, ram: float, rates: Rates, target: float, curve: Sequence[tuple[float, float]] = CURVE,
+          fixed: Hits | None = None) -> list[str]:
+    """What, changed alone, would give `target` tokens a second: one line for each of RAM, video memory, disk, processor and both rates."""
+    def speed(v: float, r: float, k: Rates) -> float:
+        return cost(shape, fixed or hits(shape, v, r, curve), k).rate
+
+    lines, most = [], shape.bank + shape.rest + WORK_VRAM
+    ways = {
+        "RAM": (lambda x: speed(vram, ram + x * (shape.bank - ram), rates), lambda x: f"{(ram + x * (shape.bank - ram)) / 2**30:.0f} GiB"),
+        "VRAM": (lambda x: speed(vram + x * (most - vram), ram, rates), lambda x: f"{(vram + x * (most - vram)) / 2**30:.0f} GiB"),
+        "disk": (lambda x: speed(vram, ram, replace(rates, disk=rates.disk * 16**x)), lambda x: f"{rates.disk * 16**x / 1e9:.1f} GB/s"),
+        "processor": (lambda x: speed(vram, ram, replace(rates, cpu=rates.cpu * 16**x)), lambda x: f"{rates.cpu * 16**x / 1e9:.1f} GB/s"),
+        "disk and processor": (lambda x: speed(vram, ram, replace(rates, disk=rates.disk * 16**x, cpu=rates.cpu * 16**x)),
+                                     lambda x: f"both {16**x:.1f} times as fast"),
+        "bytes an expert": (lambda x: cost(replace(shape, expert=shape.expert * (1 - 0.9 * x)), fixed or hits(shape, vram, ram, curve), rates).rate,
+                            lambda x: f"{shape.expert * (1 - 0.9 * x) / 1e6:.2f} MB"),
+    }
+    for name, (rate, say) in ways.items():
+        if fixed and name in ("RAM", "VRAM") or (name == "RAM" and ram >= shape.bank) or (name == "VRAM" and vram >= most):
+            continue
+        low, high = 0.0, 1.0
+        if rate(high) < target:
+            lines.append(f"{name} alone: at most {rate(high):.1f} tok/s")
+            continue
+        for _ in range(40):
+            mid = (low + high) / 2
+            low, high = (low, mid) if rate(mid) >= target else (mid, high)
+        lines.append(f"{name} alone: {say(high)}")
+    return lines
+
+
+# ---- the probe
+
+
+def disk_rate(paths: Sequence[Path], threads: int = 8, seconds: float = PROBE_SECONDS) -> tuple[float, bool]:
+    """Bytes a second of random 1 MiB reads over the files, past the page cache; False: O_DIRECT was refused, so it may be the cache's rate."""
+    fds, direct = [], True
+    try:
+        for path in paths:
+            try:
+                fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT))
+            except OSError:
+                fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                direct = False
+        spans = [max(1, os.fstat(fd).st_size // CHUNK) for fd in fds]
+        end = time.perf_counter() + seconds
+
+        def work(seed: int) -> int:
+            rng, done = np.random.default_rng(seed), 0
+            with mmap.mmap(-1, CHUNK) as buffer:
+                while time.perf_counter() < end:
+                    k = int(rng.integers(len(fds)))
+                    done += os.preadv(fds[k], [buffer], int(rng.integers(spans[k])) * CHUNK)
+            return done
+
+        started = time.perf_counter()
+        with ThreadPoolExecutor(threads) as pool:
+            total = sum(pool.map(work, range(threads)))
+        return total / (time.perf_counter() - started), direct
+    except OSError as error:
+        raise Bw24Error(f"{paths[0]}: cannot read: {error.strerror}") from None
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def cpu_rate(type_id: int, columns: int, threads: int | None = None, isa: str | None = None, seconds: float = PROBE_SECONDS) -> float:
+    """Bytes a second of one row's products with matrices of a type, in the file's bytes: a LINEAR of 48 MB, which no cache holds, over and over."""
+    _, block, size = TYPES[type_id]
+    row = columns // block * size
+    rows = max(16, (48 << 20) // row)
+    lib, ffi = abi.lib(), abi.ffi
+    p, m = abi.new("bw24_open_params"), abi.new("bw24_model_params")
+    keep = [ffi.new("char[]", s) for s in (b"cpu", b"f16", (isa or "").encode())]
+    p.backend, p.isa, p.threads, p.fuse, p.repack = keep[0], keep[2] if isa else ffi.NULL, threads or 0, 1, 1
+    m.max_rows, m.max_context, m.kv_full, m.kv_window = 1, 1 << 30, keep[1], keep[1]
+    ctx, model, seq = ffi.new("bw24_ctx **"), ffi.new("bw24_model **"), ffi.new("bw24_seq **")
+    weights, embed = np.zeros(rows * row, np.uint8), np.ones(columns, np.float32)
+    text = f"BUF x {columns}\nBUF w {columns}\nBUF logits {rows}\nEMBED y=x w=e\nPICK_ROWS y=w x=x\nLINEAR y=logits x=w w=m\n"
+    try:
+        abi.check(lib.bw24_open(ctx, p))
+        abi.check(lib.bw24_model_new(model, ctx[0], m))
+        for name, kind, ne, data in ((b"e", 0, [columns, 1], embed), (b"m", type_id, [columns, rows], weights)):
+            abi.check(lib.bw24_tensor_load(model[0], name, kind, 2, ffi.new("int64_t[]", ne), ffi.from_buffer(data), data.nbytes, 1.0, 0))
+        abi.check(lib.bw24_list_set(model[0], b"trunk", text.encode()))
+        for i in range(3):
+            abi.check(lib.bw24_prepare(model[0], i))
+        abi.check(lib.bw24_seq_new(seq, model[0]))
+        logits, c = np.empty(rows, np.float32), ffi.new("bw24_row[]", 1)
+        c[0].seq, c[0].token, c[0].want = seq[0], 0, 1
+        best, started = float("inf"), time.perf_counter()
+        while time.perf_counter() < started + seconds:
+            begun = time.perf_counter()
+            abi.check(lib.bw24_step(model[0], c, 1, ffi.cast("float *", ffi.from_buffer(logits))))
+            best = min(best, time.perf_counter() - begun)
+        return rows * row / best
+    finally:
+        lib.bw24_seq_free(seq[0])
+        lib.bw24_model_free(model[0])
+        lib.bw24_close(ctx[0])
