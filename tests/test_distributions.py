@@ -134,6 +134,58 @@ def test_broken_samplers_are_told_apart(number: int):
     assert Draws(library, name, mode).too_far(exact_of(name)[0]) is not None
 
 
+# ---- whole rounds
+
+STATES, K, LENGTH = 5, 2, 3
+CHAIN = (_rng.normal(size=(STATES, STATES)) * 1.2).astype(np.float32)  # row a: logits of the token after a
+GUESS = (CHAIN + _rng.normal(size=(STATES, STATES)) * 0.8).astype(np.float32)
+
+
+def rounds(library, draws: int) -> np.ndarray:
+    """How often each reply of LENGTH tokens came, [STATES] * LENGTH, one reply a seed, in rounds of K drafts from the chain GUESS."""
+    ffi, c, one = abi.ffi, abi.new("bw24_sampler"), abi.ffi.new("int32_t *")
+    c.temperature, c.repetition_penalty, c.top_p, c.min_p = 0.9, 1.0, 1.0, 0.05
+    target, draft = ([ffi.cast("float *", ffi.from_buffer(row)) for row in table] for table in (CHAIN, GUESS))
+    null, out = ffi.NULL, np.zeros((STATES,) * LENGTH, np.int64)
+    for seed in range(draws):
+        c.seed, tokens = seed, [0]
+        while len(tokens) <= LENGTH:
+            at, drafts = len(tokens), [tokens[-1]]
+            for i in range(K):
+                library.bw24_sample_draft(draft[drafts[-1]], STATES, null, STATES, c, null, 0, at + i, null, one)
+                drafts.append(one[0])
+            for i in range(K):
+                before, mine = target[drafts[i]], draft[drafts[i]]
+                library.bw24_sample_reject(before, STATES, mine, STATES, null, c, null, 0, at + i, null, drafts[i + 1], one)
+                tokens.append(one[0])
+                if one[0] != drafts[i + 1]:
+                    break
+            else:
+                library.bw24_sample(target[tokens[-1]], STATES, c, null, 0, at + K, null, one, null)
+                tokens.append(one[0])
+        out[tuple(tokens[1 : LENGTH + 1])] += 1
+    return out
+
+
+def test_rounds_have_the_exact_joint_distribution():
+    """Rejected rounds leave positions whose drafts were drawn and thrown away; the tokens that come there later must not know of them."""
+    p = SamplingParams(temperature=0.9, min_p=0.05)
+    steps = []
+    for row in CHAIN:
+        logits = [float(x) for x in row]
+        w = weights(logits, list(range(STATES)), p.temperature)
+        kept = survivors(w, logits, p)
+        steps.append([w.get(i, 0) / sum(w[j] for j in kept) if i in kept else 0.0 for i in range(STATES)])
+    step = np.array(steps)
+    exact = step[0][:, None, None] * step[:, :, None] * step[None, :, :]
+    n = 100_000
+    found = rounds(abi.lib(), n) / n
+    bound = float(np.sqrt(exact * (1 - exact) / n).sum() / 2) + math.sqrt(math.log(1 / RISK) / (2 * n))
+    assert float(np.abs(found - exact).sum() / 2) <= bound < 0.03
+    wrong = rounds(abi.ffi.dlopen(str(build(31))), n) / n
+    assert float(np.abs(wrong - exact).sum() / 2) > bound
+
+
 # ---- single judgements
 
 
