@@ -60,37 +60,101 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
+def diagonal_blocks(a: Tensor, size: int) -> Tensor:
+    """[..., n, n] -> [..., n / size, size, size]."""
+    parts = a.shape[-1] // size
+    return a.reshape(*a.shape[:-2], parts, size, parts, size).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+
+
+class UnitInverse(torch.autograd.Function):
+    """(1 + a)^-1 for the part of a [..., CHUNK, CHUNK] below the diagonal: row by row in blocks of 16, then by halves.
+
+    The inverse of [[P, 0], [B, R]] has those of P and R on its diagonal and -R^-1 B P^-1 below.
+    """
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, a: Tensor) -> Tensor:
+        size = 16
+        blocks = diagonal_blocks(a, size)
+        out = torch.eye(size, dtype=a.dtype, device=a.device).expand(blocks.shape).contiguous()
+        for i in range(1, size):
+            out[..., i, :i] = -(blocks[..., i, :i, None] * out[..., :i, :i]).sum(-2)
+        while size < a.shape[-1]:
+            blocks = diagonal_blocks(a, 2 * size)
+            p, r = out[..., ::2, :, :], out[..., 1::2, :, :]
+            low = -(r @ blocks[..., size:, :size] @ p)
+            out = torch.cat([torch.cat([p, torch.zeros_like(p)], -1), torch.cat([low, r], -1)], -2)
+            size *= 2
+        out = out[..., 0, :, :]
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        return -(out.mT @ grad @ out.mT).tril(-1)
+
+
+class States(torch.autograd.Function):
+    """The states at the start of each chunk, s[0] = 0 and s[i + 1] = keep[i] s[i] + add[i]; all [chunks, B * H, d, d]."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, keep: Tensor, add: Tensor) -> Tensor:
+        states = torch.empty_like(add)
+        states[0].zero_()
+        for i in range(len(add) - 1):
+            torch.baddbmm(add[i], keep[i], states[i], out=states[i + 1])
+        ctx.save_for_backward(keep, states)
+        return states
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        keep, states = ctx.saved_tensors
+        out, grad = torch.empty_like(states), grad.contiguous()  # out[i]: the gradient of s[i + 1]
+        out[-1].zero_()
+        for i in range(len(out) - 1, 0, -1):
+            torch.baddbmm(grad[i], keep[i].mT, out[i], out=out[i - 1])
+        return out @ states.mT, out
+
+
+def chunked(x: Tensor, heads: int) -> Tensor:
+    """[B, T, H, w] -> [chunks, B * heads, CHUNK, w], float32, heads repeated to `heads`, rows padded with zeros."""
+    x = F.pad(x.float(), (0, 0, 0, 0, 0, -x.shape[1] % CHUNK))
+    batch, ratio, width = len(x), heads // x.shape[2], x.shape[3]
+    x = x.reshape(batch, -1, CHUNK, x.shape[2], 1, width).expand(-1, -1, -1, -1, ratio, -1)
+    return x.permute(1, 0, 3, 4, 2, 5).reshape(-1, batch * heads, CHUNK, width)
+
+
+def delta_system(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+    """What each chunk needs: its triangular system, the system's right sides, and how queries and the chunk's end read."""
+    heads = v.shape[2]
+    q, k, v, beta = chunked(q * v.shape[3] ** -0.5, heads), chunked(k, heads), chunked(v, heads), chunked(beta[..., None], heads)
+    total = chunked(decay[..., None], heads)[..., 0].cumsum(-1)
+    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
+    between = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
+    grown, weighted = total.exp()[..., None], k * beta
+    to_end = (k * (total[..., -1:] - total).exp()[..., None]).mT
+    return weighted @ k.mT * between, torch.cat([v * beta, weighted * grown], -1), q @ k.mT * between, q * grown, to_end, total[..., -1:, None].exp()
+
+
+def delta_affine(inverse: Tensor, right: Tensor, among: Tensor, queries: Tensor, to_end: Tensor, left: Tensor) -> tuple[Tensor, ...]:
+    """A chunk's end state as keep * state + add, its outputs as read * state + own."""
+    width = queries.shape[-1]
+    fresh, read = (inverse @ right).split([right.shape[-1] - width, width], -1)
+    keep = torch.eye(width, device=right.device) * left - to_end @ read
+    return keep, to_end @ fresh, queries - among @ read, among @ fresh
+
+
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
     """Gated delta rule over whole sequences. q, k [B, T, Hk, d] of unit length, v [B, T, Hv, d], decay (<= 0) and beta [B, T, Hv].
 
     In a chunk the corrections d_i = beta_i (v_i - decayed state read by k_i) form a unit triangular system; it is solved for all chunks at once as
     an affine function of the state at the chunk's start, and only those states are then found one after the other.
     """
-    batch, rows, _, width = v.shape
-    heads, ratio, pad = v.shape[2], v.shape[2] // k.shape[2], -rows % CHUNK
-    q, k = (x.repeat_interleave(ratio, 2) for x in (q * width**-0.5, k))
-
-    def split(x: Tensor) -> Tensor:  # [B, T, H, w] -> [chunks, B * H, CHUNK, w]
-        x = F.pad(x.float(), (0, 0, 0, 0, 0, pad))
-        return x.reshape(batch, -1, CHUNK, heads, x.shape[-1]).permute(1, 0, 3, 2, 4).reshape(-1, batch * heads, CHUNK, x.shape[-1])
-
-    q, k, v, decay, beta = split(q), split(k), split(v), split(decay[..., None])[..., 0], split(beta[..., None])
-    total = decay.cumsum(-1)
-    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
-    between = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
-    grown = total.exp()[..., None]
-    system = (k * beta @ k.mT) * between  # its diagonal is taken as 1 below
-    solved = torch.linalg.solve_triangular(system, torch.cat([v * beta, k * beta * grown], -1), upper=False, unitriangular=True)
-    fresh, read = solved[..., :width], solved[..., width:]
-    among = (q @ k.mT) * between
-    to_end = (k * (total[..., -1:] - total).exp()[..., None]).mT
-    keep = torch.eye(width, device=q.device) * total[..., -1:, None].exp() - to_end @ read
-    add = to_end @ fresh
-    state, states = torch.zeros_like(add[0]), []
-    for i in range(len(add)):
-        states.append(state)
-        state = torch.baddbmm(add[i], keep[i], state)
-    out = (q * grown - among @ read) @ torch.stack(states) + among @ fresh
+    batch, rows, heads, width = v.shape
+    system, *rest = delta_system(q, k, v, decay, beta)
+    keep, add, read, own = delta_affine(UnitInverse.apply(system), *rest)
+    out = read @ States.apply(keep, add) + own
     return out.reshape(-1, batch, heads, CHUNK, width).permute(1, 0, 3, 2, 4).reshape(batch, -1, heads, width)[:, :rows]
 
 
@@ -113,7 +177,8 @@ class DeltaNet(nn.Module):
         self.norm = Scale(self.dim, plain=True)
         self.out_proj = Projection(value_width, width)
 
-    def forward(self, u: Tensor) -> Tensor:
+    def inputs(self, u: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys, values, decay and beta of the delta rule."""
         batch, rows, _ = u.shape
         taps = self.conv1d.weight.float()[:, 0]
         raw = F.pad(self.in_proj_qkv(u).float(), (0, 0, taps.shape[1] - 1, 0))
@@ -122,10 +187,15 @@ class DeltaNet(nn.Module):
         q, k = (x.view(batch, rows, -1, self.dim) for x in (q, k))
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
         decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(u).float() + self.dt_bias.float())
-        beta = torch.sigmoid(self.in_proj_b(u).float())
-        o = delta_rule(q, k, v.reshape(batch, rows, self.heads, self.dim), decay, beta)
+        return q, k, v.reshape(batch, rows, self.heads, self.dim), decay, torch.sigmoid(self.in_proj_b(u).float())
+
+    def outputs(self, o: Tensor, u: Tensor) -> Tensor:
+        batch, rows, _ = u.shape
         o = self.norm(o) * F.silu(self.in_proj_z(u).float().view(batch, rows, self.heads, self.dim))
         return self.out_proj(o.reshape(batch, rows, -1).to(u.dtype))
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self.outputs(delta_rule(*self.inputs(u)), u)
 
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -264,7 +334,7 @@ def chain_attention(step: int, rows: int, device: torch.device | str) -> Attend:
         return causal
     query, key = torch.arange(rows, device=device)[:, None], torch.arange(step * rows, device=device)[None]
     mask = chain_allows(step, rows, query, key)
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return lambda q, k, v: F.scaled_dot_product_attention(q, *(x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v)), attn_mask=mask)
 
 
 def load(folder: Path) -> Demo:

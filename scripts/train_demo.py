@@ -1,11 +1,11 @@
 """Trains the demo model on one GPU for a given time and writes it as a checkpoint directory.
 
     python scripts/demo_text.py DATA                          # text of this machine, minutes on many cores
-    python scripts/train_demo.py DATA OUT --seconds 580       # config.json, model.safetensors, tokenizer files in OUT
+    python scripts/train_demo.py DATA OUT --budget 580        # config.json, model.safetensors, tokenizer files in OUT
 
 Loss: next token by the trunk, plus 0.3, 0.2 and 0.1 times the loss of draft steps 1, 2 and 3. Steps 2 and 3 are fed with the block's own output, as
 in drafting, on a half and a quarter of the batch. Muon for the matrices, AdamW for everything else; the rates fall to zero over the last 30 % of the
-time; the weights written are a moving average.
+time; the weights written are a moving average. The budget counts from the program's start; half-way through it OUT holds a first, unfinished model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,8 @@ from demo_model import CONFIG, Attend, Demo
 from demo_text import CONTROL, MARKS
 
 WEIGHTS = (1.0, 0.3, 0.2, 0.1)  # of the trunk's and the draft steps' losses
+BEGAN = time.monotonic()
+EXPORT_SECONDS = 10  # of the budget, for writing
 FALL = 0.3  # share of the time over which the rates fall to zero
 AVERAGE = 0.998
 EMBEDDING_STD = 0.2  # large enough to survive beside what the first blocks add to the stream
@@ -81,21 +83,8 @@ class Muon:
                 p.add_(u if p.shape[0] <= p.shape[1] else u.mT, alpha=-rate * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
 
 
-def attentions(rows: int, device: torch.device) -> list[Attend]:
-    """Attention of draft steps 1 to 3: block-sparse on a GPU, dense masks elsewhere."""
-    if device.type != "cuda":
-        return [demo_model.chain_attention(s, rows, device) for s in (1, 2, 3)]
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    def sparse(step: int) -> Attend:
-        mask = create_block_mask(lambda b, h, q, k: demo_model.chain_allows(step, rows, q, k), None, None, rows, step * rows, device=device)
-        return lambda q, k, v: flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
-
-    return [demo_model.causal, sparse(2), sparse(3)]
-
-
-def token_loss(model: Demo, hidden: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(model.logits(hidden).flatten(0, 1), targets.flatten())
+def token_loss(embedding: Tensor, hidden: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, embedding.to(hidden.dtype)).float().flatten(0, 1), targets.flatten())
 
 
 def losses(model: Demo, window: Tensor, attends: list[Attend], dtype: torch.dtype) -> list[Tensor]:
@@ -105,7 +94,7 @@ def losses(model: Demo, window: Tensor, attends: list[Attend], dtype: torch.dtyp
     tokens, hidden = model.hidden(ids, dtype)
     counts = [batch, max(1, batch // 2), max(1, batch // 4)]
     drafts = model.drafts(tokens, hidden, list(zip(counts, attends, strict=True)))
-    return [token_loss(model, h, targets[: len(h)]) for h in (hidden, *drafts)]
+    return [token_loss(model.model.embed_tokens.weight, h, targets[: len(h)]) for h in (hidden, *drafts)]
 
 
 def prepare(device: torch.device) -> tuple[Demo, list[Tensor], list[Tensor], list[Tensor]]:
@@ -122,35 +111,104 @@ def prepare(device: torch.device) -> tuple[Demo, list[Tensor], list[Tensor], lis
     return model, matrices, embedding, [p for p in model.parameters() if id(p) not in taken]
 
 
-def compiled(model: Demo) -> None:
-    for layer in [*model.model.layers, model.mtp.layers[0]]:
-        layer.rest = torch.compile(layer.rest, dynamic=False)
-        if not layer.full:
-            layer.linear_attn.forward = torch.compile(layer.linear_attn.forward, dynamic=False)
-    model.logits = torch.compile(model.logits, dynamic=False)
+def compile_parts(on: bool) -> None:
+    """Compiles what is elementwise or nearly so; False puts the plain functions back."""
+    global token_loss
+    for owner, name in ((demo_model, "delta_system"), (demo_model, "delta_affine"), (demo_model.Block, "rest"), (demo_model.DeltaNet, "inputs"),
+                        (demo_model.DeltaNet, "outputs"), (demo_model.Scale, "forward")):
+        plain = getattr(getattr(owner, name), "plain", getattr(owner, name))
+        setattr(owner, name, keep_plain(plain) if on else plain)
+    plain = getattr(token_loss, "plain", token_loss)
+    token_loss = keep_plain(plain) if on else plain
 
 
-def train(data: Windows, seconds: float, steps: int | None, rate: float, device: torch.device) -> tuple[Demo, dict[str, object]]:
-    """The trained model with averaged weights, and what was measured."""
+def keep_plain(plain: Callable) -> Callable:
+    fast = torch.compile(plain, dynamic=False)
+
+    def call(*args: object) -> object:
+        return fast(*args)
+
+    call.plain = plain
+    return call
+
+
+def first_step(model: Demo, window: Tensor, attends: list[Attend], dtype: torch.dtype, device: torch.device) -> None:
+    """Compiles, on a GPU, before the clock of the rates starts; without a working compiler the plain functions do."""
+    try:
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+            torch._dynamo.config.recompile_limit = 64
+            compile_parts(True)
+        total_loss(losses(model, window, attends, dtype)).backward()
+    except Exception as error:
+        if device.type != "cuda":
+            raise
+        print(f"not compiled: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        compile_parts(False)
+        model.zero_grad()
+        total_loss(losses(model, window, attends, dtype)).backward()
+    model.zero_grad()
+
+
+def total_loss(found: list[Tensor]) -> Tensor:
+    return sum(w * x for w, x in zip(WEIGHTS, found, strict=True))
+
+
+class Average:
+    """A moving average of the parameters, which can stand in for them."""
+
+    def __init__(self, params: list[Tensor]):
+        self.params, self.values = params, [p.detach().clone() for p in params]
+
+    def add(self, step: int) -> None:
+        torch._foreach_lerp_(self.values, [p.detach() for p in self.params], 1 - min(AVERAGE, (1 + step) / (10 + step)))
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        for p, a in zip(self.params, self.values, strict=True):
+            kept = p.detach().clone()
+            p.copy_(a)
+            a.copy_(kept)
+
+
+class Log:
+    """Mean losses since the last line, printed every few seconds."""
+
+    def __init__(self, device: torch.device, every: float = 10):
+        self.began, self.every, self.sum, self.steps, self.rows = time.monotonic(), every, torch.zeros(4, device=device), 0, []
+        self.last = self.began
+
+    def add(self, step: int, found: list[Tensor], tokens: int) -> None:
+        self.sum += torch.stack([x.detach() for x in found])
+        self.steps += 1
+        now = time.monotonic()
+        if now - self.last < self.every:
+            return
+        mean = (self.sum / self.steps).cpu().numpy().round(4).tolist()
+        now = time.monotonic()
+        self.rows.append([step, round(now - self.began, 1), *mean])
+        print(f"step {step}, {self.rows[-1][1]} s, losses {mean}, {self.steps * tokens / (now - self.last) / 1e3:.0f}k tokens/s", flush=True)
+        if not np.isfinite(mean).all():
+            raise SystemExit("the loss is not finite: lower --rate")
+        self.sum, self.steps, self.last = torch.zeros_like(self.sum), 0, now
+
+
+def train(data: Windows, end: float, steps: int | None, rate: float, device: torch.device,
+          middle: Callable[[Demo], None]) -> tuple[Demo, dict[str, object]]:
+    """The trained model with averaged weights, and what was measured. Ends at `end` of the monotonic clock; calls `middle` half-way."""
     model, matrices, embedding, small = prepare(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-        compiled(model)
-    attends = attentions(data.rows, device)
+    attends = [demo_model.chain_attention(s, data.rows, device) for s in (1, 2, 3)]
     muon = Muon(matrices)
     groups = [{"params": embedding, "base": 0.012}, {"params": small, "base": 0.004}]
     adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
-    params = list(model.parameters())
-    average, history, step, since = [p.detach().clone() for p in params], [], 0, torch.zeros(4, device=device)
-    sum(w * x for w, x in zip(WEIGHTS, losses(model, data.next(), attends, dtype), strict=True)).backward()  # compiles before the clock starts
-    model.zero_grad()
-    began = time.monotonic()
-    while (done := step / steps if steps else (time.monotonic() - began) / seconds) < 1:
+    first_step(model, data.next(), attends, dtype, device)
+    average, log, step, saved = Average(list(model.parameters())), Log(device), 0, False
+    print(f"ready; {end - log.began:.0f} s to go", flush=True)
+    while (done := step / steps if steps else (time.monotonic() - log.began) / (end - log.began)) < 1:
         scale = max(0.01, min(1.0, (step + 1) / 100, (1 - done) / FALL))
         found = losses(model, data.next(), attends, dtype)
-        sum(w * x for w, x in zip(WEIGHTS, found, strict=True)).backward()
-        since += torch.stack([x.detach() for x in found])
+        total_loss(found).backward()
         torch.nn.utils.clip_grad_norm_(embedding + small, 1.0)
         for g in adam.param_groups:
             g["lr"] = g["base"] * scale
@@ -158,18 +216,15 @@ def train(data: Windows, seconds: float, steps: int | None, rate: float, device:
         adam.step()
         model.zero_grad()
         step += 1
-        torch._foreach_lerp_(average, [p.detach() for p in params], 1 - min(AVERAGE, (1 + step) / (10 + step)))
-        if step % 50 == 0:
-            row = [step, round(time.monotonic() - began, 1), *(since / 50).cpu().numpy().round(4).tolist()]
-            print(f"step {row[0]}, {row[1]} s, losses {row[2:]}", flush=True)
-            if not np.isfinite(row[2:]).all():
-                raise SystemExit("the loss is not finite: lower --rate")
-            history.append(row)
-            since.zero_()
-    with torch.no_grad():
-        for p, a in zip(params, average, strict=True):
-            p.copy_(a)
-    report = {"steps": step, "tokens": step * data.batch * data.rows, "seconds": round(time.monotonic() - began, 1), "history": history}
+        average.add(step)
+        log.add(step, found, data.batch * data.rows)
+        if done > 0.5 and not saved:
+            saved = True
+            average.swap()
+            middle(model)
+            average.swap()
+    average.swap()
+    report = {"steps": step, "tokens": step * data.batch * data.rows, "seconds": round(time.monotonic() - log.began, 1), "history": log.rows}
     return model, report
 
 
@@ -209,15 +264,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="the folder that demo_text.py wrote")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=580)
+    parser.add_argument("--budget", type=float, default=580, help="seconds from the program's start to its end")
     parser.add_argument("--steps", type=int, help="instead of a time")
     parser.add_argument("--rows", type=int, default=2048, help="tokens of a sequence")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step")
     parser.add_argument("--rate", type=float, default=0.015, help="Muon's")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
-    device = torch.device(args.device)
-    model, report = train(Windows(args.data, args.rows, args.batch, device), args.seconds, args.steps, args.rate, device)
+    device, data = torch.device(args.device), Windows(args.data, args.rows, args.batch, torch.device(args.device))
+    print(f"{len(data.tokens) / 1e6:.1f} M tokens", flush=True)
+    model, report = train(data, BEGAN + args.budget - EXPORT_SECONDS, args.steps, args.rate, device, lambda m: export(m, args.data, args.out))
     export(model, args.data, args.out)
     (args.out / "training.json").write_text(json.dumps(report) + "\n")
     print(f"{report['steps']} steps, {report['tokens'] / 1e6:.1f} M tokens in {report['seconds']} s; written to {args.out}")
