@@ -33,7 +33,7 @@ def q8_0(rng: np.random.Generator, columns: int, rows: int, size: float) -> byte
 
 
 def write_tiny(path: Path, *, arch: str = "llama", context: int = 320, template: str | None = TEMPLATE, tokenizer: bool = True,
-               seed: int = 1, layers: int = 2, window: int = 0) -> Path:
+               seed: int = 1, layers: int = 2, window: int = 0, suppress: list[int] | None = None) -> Path:
     """Write the model: width 64, 4 heads of 32 over 2 KV heads, Q8_0 weights, an output matrix of its own. Returns the path."""
     rng, dim, ff, head, heads, kv_heads = np.random.default_rng(seed), 64, 96, 32, 4, 2
     with GGUFWriter(path) as w:
@@ -46,6 +46,8 @@ def write_tiny(path: Path, *, arch: str = "llama", context: int = 320, template:
             w.add(key, value)
         if window:
             w.add(f"{arch}.attention.sliding_window", window)
+        if suppress is not None:
+            w.add("tokenizer.ggml.suppress_tokens", suppress, "i32")
         if tokenizer:
             w.add("tokenizer.ggml.model", "gpt2")
             w.add("tokenizer.ggml.pre", "smollm")

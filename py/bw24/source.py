@@ -23,7 +23,8 @@ from .chat import ChatTemplate
 from .errors import Bw24Error
 from .tokenizer import Tokenizer, from_metadata
 
-NVFP4, I32 = 40, 26
+NVFP4, I32, F32 = 40, 26, 0
+SUPPRESSED = -1e30  # added to the logits of tokens that a file forbids; no sum with a logit is infinite
 
 
 class Container(Protocol):
@@ -80,14 +81,28 @@ class Model:
             self.name = gguf.get(self.metadata, "general.name", str, path.stem)
             self.params = Params(self.arch, self.metadata)
             self.context_length = self.params.int("context_length", high=1 << 28)
+            self.made = self._made()
             self.builder = self._build()
             self._check_vocabulary()
         except BaseException:
             self.close()
             raise
 
+    def _made(self) -> dict[str, np.ndarray]:
+        """Tensors that follow from the metadata: the head's bias that keeps suppressed tokens from being chosen."""
+        ids = gguf.get(self.metadata, "tokenizer.ggml.suppress_tokens", list, None)
+        embedding = self.file.tensors.get("token_embd.weight")
+        if not ids or embedding is None or common.SUPPRESS in self.file.tensors:
+            return {}
+        rows = embedding.shape[-1]
+        if not all(type(i) is int and 0 <= i < rows for i in ids) or len(set(ids)) >= rows:
+            raise Bw24Error(f"tokenizer.ggml.suppress_tokens: expected some ids 0..{rows - 1}")
+        bias = np.zeros(rows, np.float32)
+        bias[ids] = SUPPRESSED
+        return {common.SUPPRESS: bias}
+
     def _build(self, pre_norm: bool = False) -> ListBuilder:
-        b = ListBuilder({t.name: tuple(t.shape) for t in self.file.tensors.values()})
+        b = ListBuilder({t.name: tuple(t.shape) for t in self.file.tensors.values()} | {name: a.shape for name, a in self.made.items()})
         b.pre_norm = pre_norm
         importlib.import_module(f"bw24.arch.{self.arch}").build(b, self.params)
         return b
@@ -120,8 +135,10 @@ class Model:
         return (self._build(True) if pre_norm else self.builder).text()
 
     def weights(self, spilled: Collection[str] = ()) -> Iterator[WeightView]:
-        """The file's tensors as the library takes them, those in `spilled` without their bytes."""
-        return weights(self.file, spilled=spilled)
+        """The file's tensors as the library takes them, those in `spilled` without their bytes, and those made from the metadata."""
+        yield from weights(self.file, spilled=spilled)
+        for name, array in self.made.items():
+            yield WeightView(name, F32, array.shape, memoryview(array.tobytes()), 1.0)
 
     def head_bytes(self) -> int:
         """Bytes of the output matrix in the file, the embedding where it serves as one."""

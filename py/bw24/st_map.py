@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .arch.gemma3 import LAYERS_27B
 from .errors import Bw24Error
 from .gguf_types import quote
 from .st_config import Config, Rope, llama3_factors
@@ -313,7 +314,7 @@ class Gemma3(Family):
     def metadata(self) -> dict[str, Any]:
         a, c = self.arch, self.config
         c.expect("hidden_activation", "gelu_pytorch_tanh")
-        c.expect("query_pre_attn_scalar", self.head_dim)
+        c.expect("query_pre_attn_scalar", self.width / self.heads if self.layers == LAYERS_27B else self.head_dim)
         c.expect("attn_logit_softcapping", None)
         full, local = c.rope("full_attention"), c.rope("sliding_attention")
         if c.get("rope_theta") is None and "rope_theta" not in full.sets:

@@ -42,7 +42,7 @@ Reader = Callable[[str, Schemas], "list[Call] | None"]  # the text between the m
 class Format:
     """The marks of one chat format. `think`: (open, close). `call`: (open, close) round what `read` reads; `bare`: the same where the model
     leaves the outer mark out, and these belong to what is read. `noise`: marks that only wrap others; they never come out. `inner`: special
-    tokens inside a call. `ends`: tokens that end a reply beside the vocabulary's own."""
+    tokens inside a call. `ends`: tokens that end a reply beside the vocabulary's own. `closed`: only the closing mark tells that a call is whole."""
 
     name: str
     think: tuple[str, str] | None = None
@@ -52,6 +52,7 @@ class Format:
     noise: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    closed: bool = False
 
 
 # ---- readers: one per way of writing a call
@@ -235,7 +236,7 @@ FORMATS: tuple[tuple[Callable[[str], bool], Format], ...] = (
     (lambda t: "<tool_sep" in t and ":opensource" in t,
      Format("hy3", ("<think:opensource>", "</think:opensource>"), ("<tool_call:opensource>", "</tool_call:opensource>"), None, read_keyed,
             ("<tool_calls:opensource>", "</tool_calls:opensource>"), ("<tool_sep:opensource>", "<arg_key:opensource>",
-             "</arg_key:opensource>", "<arg_value:opensource>", "</arg_value:opensource>"))),
+             "</arg_key:opensource>", "<arg_value:opensource>", "</arg_value:opensource>"), closed=True)),
     (lambda t: "<minimax:tool_call>" in t, Format("minimax", THINK, ("<minimax:tool_call>", "</minimax:tool_call>"), None, read_invoke)),
     (lambda t: "<|tool_call>" in t and "<|channel>" in t,
      Format("gemma", ("<|channel>thought", "<channel|>"), ("<|tool_call>", "<tool_call|>"), None, read_gemma, ("<channel|>",),
@@ -356,7 +357,7 @@ class ReplyParser:
         return self._end_call(self._held[:at], self._held[end:], out, length=end)
 
     def _end_call(self, body: str, rest: str, out: list[Part], final: bool = False, length: int = 0) -> bool:
-        calls = self.known.read(body, self.schemas)
+        calls = None if final and self.known.closed else self.known.read(body, self.schemas)
         if calls is None and not final:
             self._searched = length + len(self._mark[1])  # search on behind this mark
             return self._held.find(self._mark[1], length) >= 0 or len(self._held) > MAX_CALL

@@ -9,6 +9,8 @@ from typing import Any
 from ..build import ListBuilder, Params
 from ..errors import Bw24Error
 
+SUPPRESS = "suppressed.bias"  # made from the metadata (source.Model): very low for tokens that are never to be chosen
+
 
 @dataclass(frozen=True)
 class Dims:
@@ -76,9 +78,9 @@ def qkv(b: ListBuilder, d: Dims, p: str, x: str) -> None:
 
 
 def attend(b: ListBuilder, d: Dims, layer: int, *, style: str, base: float, scale: float = 1.0, window: int = 0, factors: str | None = None,
-           also: tuple[str, ...] = ()) -> str:
-    """Rotates q and k, appends to the layer's KV cache and attends. In the last layer only the wanted rows go on, of the buffers `also` too. Returns
-    the output's buffer."""
+           also: tuple[str, ...] = (), score: float | None = None) -> str:
+    """Rotates q and k, appends to the layer's KV cache and attends, scores times `score` (default: head size ** -0.5). In the last layer only the
+    wanted rows go on, of the buffers `also` too. Returns the output's buffer."""
     rope = {"dim": d.head_dim, "rot": d.rot, "style": style, "base": base, "scale": scale, "ff": factors}
     b.rope(x="q", heads=d.heads, **rope)
     b.rope(x="k", heads=d.kv_heads, **rope)
@@ -89,7 +91,7 @@ def attend(b: ListBuilder, d: Dims, layer: int, *, style: str, base: float, scal
         for name in ("q", "x", *also):
             b.pick_rows(y=b.buf(name + "_want", b.bufs[name]), x=name)
     out = b.buf("att" + last, d.heads * d.head_dim)
-    b.attend(y=out, q="q" + last, kv=kv, heads=d.heads, scale=d.head_dim**-0.5)
+    b.attend(y=out, q="q" + last, kv=kv, heads=d.heads, scale=score or d.head_dim**-0.5)
     return out
 
 
@@ -171,7 +173,7 @@ def head(b: ListBuilder, d: Any, cap: float | None = None, norm: str = "output_n
         b.scale(y=b.buf("hidden", d.width), x="x_want", c=1.0)
     b.norm(y=b.buf(normed, d.width), x="x_want", w=norm, eps=d.eps)
     b.buf("logits", b.rows(w))
-    b.linear(y="logits", x=normed, w=w)
+    b.linear(y="logits", x=normed, w=w, b=SUPPRESS if b.has(SUPPRESS) and b.rows(w) == b.size(SUPPRESS) else None)
     if cap:
         b.softcap(y="logits", x="logits", cap=cap)
 
