@@ -40,6 +40,7 @@ enum bw24_status {
 typedef struct bw24_ctx bw24_ctx;     /* a device and its threads */
 typedef struct bw24_model bw24_model; /* tensors and lists; mutable state lives in sequences */
 typedef struct bw24_seq bw24_seq;     /* one timeline of one list: position and KV pages */
+typedef struct bw24_drafter bw24_drafter; /* a draft list's timeline beside a sequence of the first list */
 
 typedef struct bw24_open_params {
     uint32_t size;
@@ -89,6 +90,26 @@ typedef struct bw24_pick {
     int32_t n_history;
     int32_t reserved;
 } bw24_pick;
+/* one reply in a round (bw24_round) */
+enum { BW24_MAX_DRAFTS = 16 };
+typedef struct bw24_round_request {
+    uint32_t size;
+    int32_t token;              /* the newest token: it stands at the drafter's position and is not in the sequence yet */
+    bw24_drafter *drafter;
+    const bw24_sampler *sampler;
+    const int32_t *history;     /* the tokens up to and with `token`; NULL where no penalty looks at them */
+    int32_t n_history;
+    int32_t k;                  /* drafts wanted, 0..BW24_MAX_DRAFTS */
+    const int32_t *stop;        /* ids after which nothing is accepted */
+    int32_t n_stop;
+    int32_t reject;             /* 1: rejection sampling instead of the shared race */
+    float synthetic;            /* above 0: drafts are accepted with this probability whatever they are, for measuring; the tokens mean nothing */
+    int32_t drafted, accepted;  /* results: drafts made, those that were the next tokens */
+    int32_t drafts[16];
+    int32_t tokens[17];         /* the next accepted + 1 tokens; all but the last are in the sequence now */
+} bw24_round_request;
+
+typedef struct bw24_round_times { double draft, verify, commit; } bw24_round_times; /* seconds */
 
 typedef struct bw24_memory {
     uint32_t size;
@@ -230,6 +251,26 @@ int bw24_step_sample(bw24_model *model, const bw24_row *rows, int32_t n, const b
 /* the same for lists that take or hand on hidden rows; all rows are of one list. hidden_in: [n][hidden], for a list with HIDDEN, else NULL.
  * hidden_out: [wanted rows][hidden] or NULL. logits NULL: the wanted rows' logits are not computed. */
 int bw24_step_hidden(bw24_model *model, const bw24_row *rows, int32_t n, const float *hidden_in, float *logits, float *hidden_out);
+/* Speculative decoding. A drafter follows a sequence of the first list, which must outlive it, with a list of role `role` that drafts its next tokens
+ * ("mtp": takes the hidden row of the token before; or one over the sequence's own keys). It begins where the sequence stands; tokens before that
+ * it has not seen, which costs acceptance, never exactness. From then on the sequence moves by these calls alone. */
+int bw24_drafter_new(bw24_drafter **out, bw24_seq *seq, const char *role);
+void bw24_drafter_free(bw24_drafter *drafter);
+int bw24_drafter_fork(bw24_drafter **out, bw24_drafter *drafter, bw24_seq *seq); /* seq: a fork of the drafter's sequence at the same position */
+int64_t bw24_drafter_pos(bw24_drafter *drafter); /* tokens given; the sequence may hold drafts after them */
+/* appends n tokens, 1..max_rows. logits: [n][vocab] or NULL */
+int bw24_drafter_append(bw24_drafter *drafter, const int32_t *tokens, int32_t n, float *logits);
+/* sequence and drafter back to the nearest restorable position <= pos. token: that at pos - 1, which is run again for its hidden row; -1: not known */
+int bw24_drafter_truncate(bw24_drafter *drafter, int64_t pos, int32_t token, int64_t *actual);
+/* One round: k drafts each, one step of the first list that judges them all, and the sequences moved over what was accepted. The tokens are those of
+ * plain decoding with the same sampler (unless `reject`), whatever else is in the round. times: added to, or NULL. The rows of all
+ * requests, k + 1 each, must fit one step. After an error the requests whose `accepted` is -1 have not moved. */
+int bw24_round(bw24_model *model, bw24_round_request *requests, int32_t n, bw24_round_times *times);
+/* the same in three parts, for a host that picks the tokens: draft makes drafts and drafted; verify gives the logits [sum of (drafted + 1)][vocab];
+ * the host sets accepted; commit moves the sequences to token and the first `accepted` drafts. Another draft gives a round up that was not committed. */
+int bw24_round_draft(bw24_model *model, bw24_round_request *requests, int32_t n);
+int bw24_round_verify(bw24_model *model, bw24_round_request *requests, int32_t n, float *logits);
+int bw24_round_commit(bw24_model *model, bw24_round_request *requests, int32_t n);
 int bw24_sample(const float *logits, int32_t n_vocab, const bw24_sampler *params, const int32_t *history, int32_t n_history,
                 uint64_t position, const uint32_t *mask, int32_t *token, float *logprob);
 /* the same over the logits of a list with ids */

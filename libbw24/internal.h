@@ -255,6 +255,8 @@ struct bw24_model {
     void *step_mem;
     size_t step_mem_bytes;
     struct bw_spill *spill; /* NULL: every tensor is in memory */
+    void *round_mem; /* of round.c for the round in hand */
+    size_t round_mem_bytes;
     void *priv;           /* the backend's */
 };
 
@@ -278,6 +280,10 @@ void bw_fold_free_spares(bw24_model *m);
 typedef struct bw_fpenv { uint64_t saved; } bw_fpenv;
 bw_fpenv bw_fpenv_enter(void);
 void bw_fpenv_leave(bw_fpenv e);
+/* run.c: one step, all or nothing. hidden: [n][width] for a list with HIDDEN, else NULL. Results go where they are wanted: logits or the likeliest
+ * tokens (by the list's ids) of the wanted rows, their hidden rows */
+typedef struct bw_outputs { float *logits; int32_t *tokens; float *hidden; const bw24_pick *picks; bw_drawn *drawn; } bw_outputs;
+int bw_run_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden, bw_outputs out);
 /* sample.c: bw24_sample over logits [n] of the tokens ids[0 .. n) below vocab (-1: none); ids NULL: token i is column i */
 int bw_sample(const float *logits, int32_t n, const int32_t *ids, int32_t vocab, const bw24_sampler *p, const int32_t *history, int32_t n_history,
               uint64_t position, const uint32_t *mask, int32_t *token, float *logprob);

@@ -167,15 +167,13 @@ static void linger(void) {
     while (clock() < until) {}
 }
 
-/* where the results of a step go; NULL: not wanted */
-typedef struct outputs { float *logits; int32_t *tokens; float *hidden; const bw24_pick *picks; bw_drawn *drawn; } outputs;
-
-static int forward(bw24_model *m, bw_list *l, const bw_batch *b, const outputs *out) {
+static int forward(bw24_model *m, bw_list *l, const bw_batch *b, const bw_outputs *out) {
     if (out->drawn) return forward_draw(m, l, b, out->picks, out->drawn);
     return out->tokens ? forward_greedy(m, l, b, out->tokens) : m->ctx->backend->forward(m, l, b, out->logits);
 }
 
-static int step(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden, outputs out) {
+int bw_run_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden, bw_outputs out) {
+    BW_TRY(check_rows(m, rows, n, hidden, out.logits || out.tokens || out.hidden || out.drawn));
     bw_batch b;
     bw_list *l = rows[0].seq->list;
     BW_TRY(make_batch(m, rows, n, &b));
@@ -199,14 +197,12 @@ static int step(bw24_model *m, const bw24_row *rows, int32_t n, const float *hid
 }
 
 int bw24_step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits) {
-    BW_TRY(check_rows(m, rows, n, NULL, logits != NULL));
-    return step(m, rows, n, NULL, (outputs){.logits = logits});
+    return bw_run_rows(m, rows, n, NULL, (bw_outputs){.logits = logits});
 }
 
 int bw24_step_greedy(bw24_model *m, const bw24_row *rows, int32_t n, int32_t *tokens) {
-    BW_TRY(check_rows(m, rows, n, NULL, tokens != NULL));
     if (!tokens) return bw_fail(BW24_E_ARG, "bw24_step_greedy: NULL argument");
-    return step(m, rows, n, NULL, (outputs){.tokens = tokens});
+    return bw_run_rows(m, rows, n, NULL, (bw_outputs){.tokens = tokens});
 }
 
 int bw_step_drawn(bw24_model *m, const bw24_row *rows, int32_t n, const bw24_pick *picks, bw_drawn *out) {
@@ -214,7 +210,7 @@ int bw_step_drawn(bw24_model *m, const bw24_row *rows, int32_t n, const bw24_pic
     int wanted = 0;
     for (int i = 0; i < n; i++)
         if (rows[i].want) BW_TRY(bw_check_pick(&picks[wanted++], m->vocab));
-    return step(m, rows, n, NULL, (outputs){.picks = picks, .drawn = out});
+    return bw_run_rows(m, rows, n, NULL, (bw_outputs){.picks = picks, .drawn = out});
 }
 
 int bw24_step_sample(bw24_model *m, const bw24_row *rows, int32_t n, const bw24_pick *picks, int32_t *tokens) {
@@ -234,5 +230,5 @@ int bw24_step_hidden(bw24_model *m, const bw24_row *rows, int32_t n, const float
     if (!m->ctx->backend->roles)
         return bw_fail(BW24_E_UNSUPPORTED, "bw24_step_hidden: backend %s has no hidden rows", m->ctx->backend->name);
     if (hidden_out && l->hidden < 0) return bw_fail(BW24_E_MISSING, "bw24_step_hidden: list %s has no buffer 'hidden'", l->role);
-    return step(m, rows, n, hidden_in, (outputs){.logits = logits, .hidden = hidden_out});
+    return bw_run_rows(m, rows, n, hidden_in, (bw_outputs){.logits = logits, .hidden = hidden_out});
 }

@@ -73,6 +73,7 @@ void bw24_model_free(bw24_model *m) {
     bw_spill_free(m->spill);
     free(m->tensors);
     free(m->step_mem);
+    free(m->round_mem);
     free(m);
 }
 

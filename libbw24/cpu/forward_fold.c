@@ -1,5 +1,5 @@
 /* CONV and DELTA on the CPU: the rows of each sequence from one version of its state to the next, and its log. Owns the cutting of this work;
- * the results do not depend on it. Knows no way back: ref_replay serves every backend that keeps its state in host memory. */
+ * the results do not depend on it. Knows no way back (replay.c). */
 #include <string.h>
 
 #include "../fault.h"

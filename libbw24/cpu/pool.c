@@ -25,9 +25,13 @@ struct cpu_pool {
 };
 typedef struct worker { cpu_pool *pool; int tid; } worker;
 
+/* Between two jobs, about 200 us: longer than a host takes from step to step. A worker that slept is often woken on the processor of the thread that
+ * woke it, and then waits milliseconds for its turn. */
+enum { IDLE_SPIN = 4 * CPU_POOL_SPIN };
+
 /* spins for a while, then sleeps until the job counter leaves `seen` */
 static void wait_for_job(cpu_pool *p, int seen) {
-    for (int i = 0; i < CPU_POOL_SPIN; i++) {
+    for (int i = 0; i < IDLE_SPIN; i++) {
         if (atomic_load_explicit(&p->job, memory_order_acquire) != seen) return;
         cpu_pool_pause();
     }

@@ -102,5 +102,6 @@ int cpu_warm(bw24_model *m, int layer, const int *experts, int n);
 /* the wave of experts in RAM, and those of the others */
 static inline int cpu_max_waves(int experts) { return 1 + (experts + BW_SPILL_WAVE - 1) / BW_SPILL_WAVE; }
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
+int cpu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to); /* bw_backend.replay */
 
 #endif

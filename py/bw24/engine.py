@@ -12,6 +12,7 @@ import numpy as np
 
 from . import abi
 from . import device as devices
+from .depth import Costs
 from .drafter import PRE_NORM, Draft, embedded
 from .errors import Bw24Error
 from .sampling import SamplingParams, picks
@@ -129,7 +130,7 @@ class Engine:
         self.spill: Spill | None = None
         self._sequences: set[Sequence] = set()
         self._keep: list[Any] = []
-        self.model, self._asked_rows = model, max_rows
+        self.model, self._asked_rows, self.costs = model, max_rows, Costs()
         self.max_rows = max_rows or MAX_ROWS
         self.after_step: Callable[[int, float], None] | None = None  # (rows, seconds) of each step that has succeeded
         self.kv = parse_kv(kv)

@@ -89,7 +89,8 @@ class Stats:
 class Generation:
     """One reply: iterate over it for pieces of text, each of whole characters and never part of a stop string.
 
-    seq stands after the prompt, whose last row's logits [vocab] are given. `history`: ids so far, for the penalties. The reply ends at
+    seq stands after the prompt, whose last row's logits [vocab] are given; a timeline that looks ahead draws the later tokens itself, by
+    the same params. `history`: ids so far, for the penalties. The reply ends at
     one of stop_ids (eos), before a string of `stops` (stop), after `limit` tokens (length; None: no limit) or where the context is
     full (context); `reason` says which. `ids` are the tokens of the reply, the stop id left out.
     """
@@ -101,17 +102,17 @@ class Generation:
         self.history, self.ids = list(history), []
         self.reason, self.stats = "", stats or Stats()
         self._logits, self._stop_ids = logits, frozenset(stop_ids)
+        self._next: list[int] = []  # tokens of a round that are not given yet
+        self._at = seq.pos  # where the next token will stand
         self._stream = tokenizer.stream(skip_special=True) if tokenizer else None
         self._filter = StopFilter(list(stops))
 
     def __iter__(self) -> Iterator[str]:
         if self.limit == 0:
             self.reason = LENGTH
-        draw = getattr(self.seq, "draw", None)  # a timeline that draws itself: its logits need not come here
-        drawn: int | None = None
         while not self.reason:
             started = now()
-            token = sampling.sample(self._logits, self.params, self.history, self.seq.pos) if drawn is None else drawn
+            token = self._next.pop(0) if self._next else sampling.sample(self._logits, self.params, self.history, self._at)
             if token in self._stop_ids:
                 self.reason = EOS
                 break
@@ -123,22 +124,31 @@ class Generation:
                 self.reason = STOP
             elif self.limit is not None and len(self.ids) >= self.limit:
                 self.reason = LENGTH
-            elif self.seq.pos >= self.ctx:
+            elif self._at >= self.ctx:
                 self.reason = CONTEXT
+            self._at += 1
             if text:
                 spent = now() - started
                 yield text  # the reader's time is not the engine's
                 started = now() - spent
             if not self.reason:
-                if draw:
-                    drawn = draw(token, self.params, self.history)
-                else:
-                    self._logits = self.seq.decode(token)
+                self._step(token)
                 self.stats.steps += 1
                 self.stats.step_seconds += now() - started
         rest = self.rest()
         if rest:
             yield rest
+
+    def _step(self, token: int) -> None:
+        """The token after `token`, or the logits that it is drawn from; several tokens where the timeline looks ahead."""
+        if self._next:
+            return
+        if hasattr(self.seq, "round"):
+            self._next = self.seq.round(token, self.history)
+        elif hasattr(self.seq, "draw"):  # a timeline that draws itself: its logits need not come here
+            self._next = [self.seq.draw(token, self.params, self.history)]
+        else:
+            self._logits = self.seq.decode(token)
 
     def _text(self, token: int) -> tuple[str, bool]:
         return self._filter.push(self._stream.push(token)) if self._stream else ("", False)

@@ -1,51 +1,62 @@
-"""Speculative decoding: the file's MTP block drafts tokens, the trunk judges them in one step. Owns the rounds and the block's timeline; knows no
-text and picks no token of the reply.
+"""Speculative decoding: a drafter proposes tokens, the model judges them in one step. Owns the timelines that look ahead, the forming of rounds and
+what they measured; knows no text. The rounds themselves are the library's (libbw24/round.c).
 
-A timeline that looks ahead has `pos` and `decode` like any other. Every row it gives is the trunk's own row after exactly those tokens, which has the
-same bits whatever stands behind it in its step, so a reply is that of plain decoding for every K, sampler, penalty and drafter. A draft is accepted
-where the caller's next token is the draft; drafts are picked by the reply's own sampler, with the same race at the same position.
-
-The block's row m takes token m and the trunk's hidden row m - 1 (zeros for m = 0). Rows of accepted drafts, which were made from the block's own
-hidden rows, are made again from the trunk's, so its keys and values are always those of the whole past.
+A timeline that looks ahead gives tokens by rounds (`round`), or logits token by token to a caller who picks them (`decode`: grammars, log
+probabilities). Every row is the model's own row after exactly those tokens, which has the same bits whatever stands behind it in its step, and
+drafts are accepted only where they are the reply's own next token: so a reply is that of plain decoding for every K, sampler, penalty and drafter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import sampling
+from . import abi, sampling
+from .depth import AUTO_K, Depth
 from .errors import Bw24Error
-from .generate import Progress, chunks, now
+from .generate import Progress, chunks
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .engine import Sequence as Timeline
 
 MAX_K = 16  # of the 32 rows that a recurrent state can be taken back
-AUTO, AUTO_K = -1, 8  # as many drafts as pay, at most 8
+AUTO = -1  # as many drafts as pay
+RACE, REJECT = "race", "reject"
 
 
 @dataclass
 class Rounds:
-    """What drafting did. reached[i] counts rounds in which draft i was judged, accepted[i] those in which it was the next token."""
+    """What drafting did. reached[i] counts rounds in which draft i was judged, accepted[i] those in which it was the next token; seconds: drafting,
+    judging and moving on, of rounds that the library drove."""
 
     rounds: int = 0
     drafted: int = 0
     reached: list[int] = field(default_factory=lambda: [0] * MAX_K)
     accepted: list[int] = field(default_factory=lambda: [0] * MAX_K)
+    seconds: list[float] = field(default_factory=lambda: [0.0] * 3)
+
+    def add(self, other: Rounds) -> None:
+        """Sums of both."""
+        self.rounds, self.drafted = self.rounds + other.rounds, self.drafted + other.drafted
+        for mine, theirs in ((self.reached, other.reached), (self.accepted, other.accepted), (self.seconds, other.seconds)):
+            mine[:] = [a + b for a, b in zip(mine, theirs, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
         """The figures under the names of the JSON report."""
         n = max((i + 1 for i, r in enumerate(self.reached) if r), default=0)
+        names = ("draft_seconds", "verify_seconds", "commit_seconds")
         return {"rounds": self.rounds, "drafted": self.drafted, "accepted": sum(self.accepted), "tokens_per_round": round(self.tokens_per_round, 3),
-                "reached_by_position": self.reached[:n], "accepted_by_position": self.accepted[:n]}
+                "reached_by_position": self.reached[:n], "accepted_by_position": self.accepted[:n],
+                "acceptance_by_position": [round(a / r, 4) for a, r in zip(self.accepted[:n], self.reached[:n], strict=True)],
+                **{name: round(s, 6) for name, s in zip(names, self.seconds, strict=True)}}
 
     @property
     def tokens_per_round(self) -> float:
-        """Tokens that one step of the trunk gave on average; 0 before the first."""
+        """Tokens that one step of the model gave on average; 0 before the first."""
         return 1 + sum(self.accepted) / self.rounds if self.rounds else 0.0
 
     def line(self) -> str:
@@ -53,152 +64,264 @@ class Rounds:
         return f"{self.rounds} rounds, {sum(self.accepted)} of {self.drafted} drafts accepted, {self.tokens_per_round:.2f} tokens a round"
 
 
-class Depth:
-    """Drafts a round where they are not given: the number that promises most tokens a second, by what was measured in this reply."""
-
-    def __init__(self, top: int):
-        self.kept = [0.7] * top  # share of judged drafts accepted, by position; at the start, what an ordinary head does
-        self.draft: float | None = None  # seconds of one draft
-        self.steps: dict[int, float] = {}  # seconds of the trunk's step, by its rows
-        self._rounds = 0
-
-    def choose(self) -> int:
-        """Every 16th round is one deeper than the best, so that a depth given up is measured again."""
-        if self.draft is None:
-            return min(3, len(self.kept))
-        rates = [self.rate(k) for k in range(len(self.kept) + 1)]
-        best = rates.index(max(rates))
-        self._rounds += 1
-        return min(best + (self._rounds % 16 == 0), len(self.kept))
-
-    def rate(self, k: int) -> float:
-        """Tokens a second promised by k drafts. A width not measured costs what the next narrower one does (or wider, where none is), so that
-        it is tried."""
-        chain, tokens = 1.0, 1.0
-        for p in self.kept[:k]:
-            chain *= p
-            tokens += chain
-        width = max((w for w in self.steps if w <= k + 1), default=min(self.steps))
-        return tokens / (k * self.draft + self.steps[width])
-
-    def timed(self, k: int, drafting: float, step: float) -> None:
-        """What a round of k drafts took, seconds."""
-        if k:
-            self.draft = drafting / k if self.draft is None else 0.8 * self.draft + 0.2 * drafting / k
-        old = self.steps.get(k + 1, step)
-        self.steps[k + 1] = 0.8 * old + 0.2 * step
-
-    def judged(self, at: int, accepted: bool) -> None:
-        """Draft `at` of a round was the next token, or not."""
-        self.kept[at] = 0.9 * self.kept[at] + 0.1 * accepted
-
-
 class Drafted:
-    """A new timeline of `engine` (made with draft=True) that drafts k tokens a round, 1..16, or with AUTO as many as pay. `params`:
-    the reply's sampler; `end`: most tokens that the timeline will hold, where that is known. Raises Bw24Error."""
+    """A timeline of `engine` (made with a drafter) that drafts k tokens a round, 1..16, or with AUTO as many as pay. Raises Bw24Error.
 
-    def __init__(self, engine: Engine, k: int, params: sampling.SamplingParams, end: int | None = None):
-        self.depth = Depth(min(AUTO_K, engine.max_rows - 1)) if k == AUTO else None
-        if not 1 <= k <= MAX_K and not self.depth:
-            raise Bw24Error(f"speculative decoding: expected 1..{MAX_K} drafts a round, found {k}")
-        if k + 1 > engine.max_rows:
-            raise Bw24Error(f"speculative decoding: {k} drafts need steps of {k + 1} rows, the engine's have at most {engine.max_rows}")
-        self.engine, self.k, self.params, self.end, self.stats = engine, k, params, end, Rounds()
-        self.pos = 0  # tokens the caller has given; the trunk's timeline may hold drafts after them
-        self.seq = engine.sequence()
-        self._over = bool(engine.draft.builder.borrowed)  # the drafter has no keys of its own
-        self._mtp = engine.sequence(engine.draft.role, over=self.seq if self._over else None)
-        self._last = np.zeros((1, engine.n_hidden), np.float32)  # the trunk's hidden row of token pos - 1
-        self._made = 0  # rows of the block made from the trunk's hidden rows
-        self._owed: list[tuple[int, np.ndarray]] = []  # those that follow: token, hidden row before it
-        self._ahead: list[int] = []  # drafts not yet judged, in self.seq after pos
-        self._at = 0  # the row in hand of the last step's
-        self._logits = self._hidden = np.empty((0, 0), np.float32)
+    params: the reply's sampler; end: most tokens that the timeline will hold, where that is known; stop: ids after which nothing is accepted;
+    sampling_mode: RACE, or REJECT for rejection sampling; synthetic: drafts are accepted with this probability whatever they are (for measuring).
+    """
 
-    def prefill(self, ids: Sequence[int], keep: int = 1, progress: Progress | None = None) -> np.ndarray:
-        """Append a prompt. Returns the logits of its last min(keep, n) tokens, f32 [rows, vocab]; keep <= engine.max_rows."""
-        self._take_back()
+    def __init__(self, engine: Engine, k: int, params: sampling.SamplingParams, end: int | None = None, *, stop: Collection[int] = (),
+                 sampling_mode: str = RACE, synthetic: float = 0.0):
+        check_depth(engine, k)
+        self.engine, self.k, self.end, self.stats = engine, k, end, Rounds()
+        self.depth = Depth(min(AUTO_K, engine.max_rows - 1), engine.costs) if k == AUTO else None
+        self.seq: Timeline = engine.sequence()
+        self._drafter = abi.ffi.NULL
+        try:
+            self._drafter = _new_drafter(self.seq, engine.draft.role)
+        except BaseException:
+            self.seq.close()
+            raise
+        self._request = _Request(self, stop, sampling_mode, synthetic)
+        self.configure(params)
+        self._at = 0  # drafts of the open round that the caller has confirmed
+        self._open = False  # a round was judged whose tokens the caller picks
+        self._logits = np.empty((0, 0), np.float32)
+
+    def configure(self, params: sampling.SamplingParams, end: int | None = None) -> None:
+        """The sampler of the next reply on this timeline."""
+        self.params = params
+        self._request.set_sampler(params)
+        self.end = end if end is not None else self.end
+
+    @property
+    def pos(self) -> int:
+        """Tokens given; the model's timeline may hold drafts after them."""
+        return abi.lib().bw24_drafter_pos(self._handle()) + (1 + self._at if self._open else 0)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens given."""
+        return self.seq.tokens
+
+    def _handle(self) -> Any:
+        if not self._drafter:
+            raise Bw24Error("the timeline is closed")
+        return self._drafter
+
+    def prefill(self, ids: Sequence[int], keep: int = 1, progress: Progress | None = None) -> np.ndarray | None:
+        """Append a prompt. Returns the logits of its last min(keep, n) tokens, f32 [rows, vocab], None for keep 0; keep <= engine.max_rows."""
+        self._settle()
         n, first = len(ids), max(len(ids) - keep, 0)
         if not n:
             raise Bw24Error("the prompt has no tokens; the model needs at least one")
-        for begin, end in [*(chunks(first, self.engine.max_rows, 1) if first else ()), (first, n)]:
-            logits, hidden = self.engine.step_hidden([(self.seq, token, True) for token in ids[begin:end]], logits=begin == first)
-            before = np.concatenate([self._last, hidden[:-1]])
-            self._owed += [(token, row) for token, row in zip(ids[begin:end], before, strict=True)]
-            self._pay()
-            self._last, self.pos = hidden[-1:], self.pos + end - begin
+        logits = None
+        for begin, end in [*(chunks(first, self.engine.max_rows, 1) if first else ()), *([(first, n)] if keep else ())]:
+            logits = self.append(ids[begin:end], logits=begin == first)
             if progress:
                 progress(end, n)
         return logits
 
-    def decode(self, token: int) -> np.ndarray:
-        """Append one token and return the logits after it, [n_vocab]."""
-        if self._ahead:
-            self.stats.reached[self._at] += 1
-            if self.depth:
-                self.depth.judged(self._at, self._ahead[0] == token)
-        if self._ahead and self._ahead[0] == token:
-            self.stats.accepted[self._at] += 1
-            self._ahead.pop(0)
-            self._at += 1
-            self._owed.append((token, self._last[0]))
-        else:
-            self._round(token)
-        self._last = self._hidden[self._at : self._at + 1]
-        self.pos += 1
-        return self._logits[self._at]
-
-    def _round(self, token: int) -> None:
-        self._take_back()
-        room = min(self.engine.ctx, self.end or self.engine.ctx) - self.pos - 1
-        began = now()
-        drafts = self._draft(token, min(self.depth.choose() if self.depth else self.k, room))
-        drafted = now()
-        self._logits, self._hidden = self.engine.step_hidden([(self.seq, t, True) for t in (token, *drafts)])
-        if self.depth:
-            self.depth.timed(len(drafts), drafted - began, now() - drafted)
-        self._ahead, self._at = drafts, 0
-        self.stats.rounds += 1
-        self.stats.drafted += len(drafts)
-
-    def _draft(self, token: int, k: int) -> list[int]:
-        """Up to k likely successors of `token`, which stands at pos."""
-        self._owed.append((token, self._last[0]))
-        if k < 1:
-            return []
-        logits, row = self._pay(want=True)
-        history, drafts = [*self.seq.tokens, token], []
-        ids, n_vocab = self.engine.draft.ids, self.engine.n_vocab
-        for i in range(k):
-            drafts.append(sampling.sample(logits[0], self.params, history, self.pos + 1 + i, ids=ids, n_vocab=n_vocab))
-            history.append(drafts[-1])
-            if i + 1 < k:
-                logits, row = self.engine.step_hidden([(self._mtp, drafts[-1], True)], row)
-        if not self._over:
-            self._mtp.truncate(self._made)
-        return drafts
-
-    def _pay(self, want: bool = False) -> tuple[np.ndarray | None, np.ndarray]:
-        """Make the block's rows that are owed; with `want`, returns logits and hidden row of the last."""
-        if self._over:
-            del self._owed[:-1]
-        elif self._mtp.pos > self._made:  # left by a round that was broken off
-            self._mtp.truncate(self._made)
-        while self._owed:
-            part = self._owed[: self.engine.max_rows]
-            last = len(part) == len(self._owed)
-            rows = [(self._mtp, token, want and last and i == len(part) - 1) for i, (token, _) in enumerate(part)]
-            out = self.engine.step_hidden(rows, np.stack([row for _, row in part]), logits=want and last)
-            del self._owed[: len(part)]
-            self._made += len(part)
+    def append(self, ids: Sequence[int], logits: bool = False) -> np.ndarray | None:
+        """One step of 1..max_rows tokens; their logits [n, vocab] where they are wanted."""
+        self._settle()
+        out = np.empty((len(ids), self.engine.n_vocab), np.float32) if logits else None
+        tokens = abi.ffi.new("int32_t[]", list(ids))
+        pointer = abi.ffi.cast("float *", abi.ffi.from_buffer(out)) if logits else abi.ffi.NULL
+        abi.check(abi.lib().bw24_drafter_append(self._handle(), tokens, len(ids), pointer))
+        self.seq.tokens.extend(ids)
         return out
 
-    def _take_back(self) -> None:
-        """Leave no draft in the trunk's timeline."""
-        self._ahead = []
-        if self.seq.pos > self.pos and (at := self.seq.truncate(self.pos)) != self.pos:
-            raise Bw24Error(f"speculative decoding: the sequence went back to {at} instead of {self.pos}")
+    def room(self) -> int:
+        """Drafts that context and end leave for a round whose token comes next."""
+        return max(min(self.engine.ctx, self.end or self.engine.ctx) - len(self.seq.tokens) - 1, 0)
+
+    def wanted(self, runs: int = 1) -> int:
+        """Drafts for the next round, which `runs` replies share."""
+        return min(self.depth.choose(runs) if self.depth else self.k, self.room())
+
+    def round(self, token: int, history: Sequence[int]) -> list[int]:
+        """Append the newest token and return those that follow it, at least one; all but the last are appended too. history: the reply's ids
+        up to and with `token`, for penalties."""
+        if self._open:
+            self._settle()
+        c, times, k = self._request.c, self._request.times, self.wanted()
+        self._request.fill(token, history, k)
+        times.draft = times.verify = times.commit = 0.0
+        abi.check(abi.lib().bw24_round(self.engine._model, c, 1, times))
+        tokens = abi.ffi.unpack(c.tokens, c.accepted + 1)
+        self.seq.tokens.append(token)
+        self.seq.tokens += tokens[:-1]
+        self._note(c, times, 1)
+        self.engine.costs.timed(k, c.drafted + 1, times.draft, times.verify + times.commit)
+        return tokens
+
+    def _note(self, r: Any, times: Any, runs: int) -> None:
+        """Count a round of `runs` timelines."""
+        reached = min(r.accepted + 1, r.drafted)
+        stats = self.stats
+        stats.rounds += 1
+        stats.drafted += r.drafted
+        for i in range(reached):
+            stats.reached[i] += 1
+            stats.accepted[i] += i < r.accepted
+            if self.depth:
+                self.depth.judged(i, i < r.accepted)
+        for i, seconds in enumerate((times.draft, times.verify, times.commit)):
+            stats.seconds[i] += seconds / runs
+
+    def decode(self, token: int) -> np.ndarray:
+        """Append one token and return the logits after it, [n_vocab]: from the open round where the token is its next draft."""
+        if self._open and self._at < self._request.c.drafted:
+            hit = self._request.c.drafts[self._at] == token
+            self.stats.reached[self._at] += 1
+            self.stats.accepted[self._at] += hit
+            if self.depth:
+                self.depth.judged(self._at, hit)
+            if hit:
+                self._at += 1
+                self.seq.tokens.append(token)
+                return self._logits[self._at]
+        self._settle()
+        self._begin(token)
+        self.seq.tokens.append(token)
+        return self._logits[0]
+
+    def _begin(self, token: int) -> None:
+        """A round whose tokens the caller picks."""
+        request = self._request.fill(token, self.seq.tokens + [token], self.wanted())
+        self._draft(request)
+        self._logits = np.empty((request.drafted + 1, self.engine.n_vocab), np.float32)
+        abi.check(abi.lib().bw24_round_verify(self.engine._model, request, 1, abi.ffi.cast("float *", abi.ffi.from_buffer(self._logits))))
+        self._open, self._at = True, 0
+        self.stats.rounds += 1
+        self.stats.drafted += request.drafted
+
+    def _draft(self, request: Any) -> None:
+        abi.check(abi.lib().bw24_round_draft(self.engine._model, request, 1))
+
+    def _settle(self) -> None:
+        """Leave no draft in the model's timeline."""
+        if self._open:
+            self._request.c.accepted = self._at
+            self._open, self._at = False, 0
+            abi.check(abi.lib().bw24_round_commit(self.engine._model, self._request.c, 1))
+
+    def truncate(self, pos: int) -> int:
+        """Back to `pos`, or to the nearest position before it that can be restored. Returns the position."""
+        self._settle()
+        actual = abi.ffi.new("int64_t *")
+        before = self.seq.tokens[pos - 1] if 0 < pos <= len(self.seq.tokens) else -1
+        abi.check(abi.lib().bw24_drafter_truncate(self._handle(), pos, before, actual))
+        del self.seq.tokens[actual[0] :]
+        return actual[0]
+
+    def fork(self) -> Drafted:
+        """A second timeline with the same past."""
+        self._settle()
+        other = object.__new__(Drafted)
+        other.engine, other.k, other.end, other.stats = self.engine, self.k, self.end, Rounds()
+        other.depth = Depth(min(AUTO_K, self.engine.max_rows - 1), self.engine.costs) if self.depth else None
+        other.seq = self.seq.fork()
+        other._drafter = abi.ffi.NULL
+        out = abi.ffi.new("bw24_drafter **")
+        try:
+            abi.check(abi.lib().bw24_drafter_fork(out, self._handle(), other.seq._handle()))
+        except BaseException:
+            other.seq.close()
+            raise
+        other._drafter = out[0]
+        other._request = _Request(other, self._request.stop, self._request.mode, self._request.synthetic)
+        other.configure(self.params)
+        other._at, other._open, other._logits = 0, False, np.empty((0, 0), np.float32)
+        return other
 
     def close(self) -> None:
-        self._mtp.close()
+        """Closing twice is fine."""
+        if self._drafter:
+            abi.lib().bw24_drafter_free(self._drafter)
+            self._drafter = abi.ffi.NULL
         self.seq.close()
+
+
+def check_depth(engine: Engine, k: int) -> None:
+    """Refuse a number of drafts that the engine cannot judge. Raises Bw24Error."""
+    if not 1 <= k <= MAX_K and k != AUTO:
+        raise Bw24Error(f"speculative decoding: expected 1..{MAX_K} drafts a round, found {k}")
+    if k + 1 > engine.max_rows or engine.max_rows < 2:
+        raise Bw24Error(f"speculative decoding: {k} drafts need steps of {k + 1} rows, the engine's have at most {engine.max_rows}")
+
+
+def _new_drafter(seq: Timeline, role: str) -> Any:
+    out = abi.ffi.new("bw24_drafter **")
+    abi.check(abi.lib().bw24_drafter_new(out, seq._handle(), role.encode()))
+    return out[0]
+
+
+class _Request:
+    """One timeline's part of a round, as the library takes it; holds what it points to."""
+
+    def __init__(self, owner: Drafted, stop: Collection[int], mode: str, synthetic: float):
+        if mode not in (RACE, REJECT):
+            raise Bw24Error(f"sampling mode '{mode}': expected {RACE} or {REJECT}")
+        self.c, self.times = abi.new("bw24_round_request"), abi.ffi.new("bw24_round_times *")
+        self.stop, self.mode, self.synthetic = frozenset(stop), mode, synthetic
+        self._stop = abi.ffi.new("int32_t[]", sorted(self.stop))
+        self.c.drafter, self.c.reject, self.c.synthetic = owner._drafter, mode == REJECT, synthetic
+        self.c.stop, self.c.n_stop = self._stop, len(self.stop)
+        self._history = np.empty(0, np.int32)
+
+    def set_sampler(self, params: sampling.SamplingParams) -> None:
+        self._call = sampling._Call(params, [], None)
+        self._uses = params.repetition_penalty != 1 or bool(params.presence_penalty) or bool(params.frequency_penalty)
+        self.c.sampler = self._call.sampler
+
+    def fill(self, token: int, history: Sequence[int], k: int) -> Any:
+        """Set for the next round; the struct."""
+        c = self.c
+        c.token, c.k = token, k
+        c.history, c.n_history = abi.ffi.NULL, 0
+        if self._uses:
+            self._history = np.asarray(history, np.int32)
+            c.history, c.n_history = abi.ffi.cast("int32_t *", abi.ffi.from_buffer(self._history)), len(history)
+        return c
+
+
+def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], drafts: Sequence[int] | None = None) -> list[list[int]]:
+    """One round of several timelines, each with its newest token and history. Returns the tokens that follow, for each; all but the last are in its
+    timeline then. `drafts`: how many each makes (default: what it wants, the rows of one step shared out). Raises Bw24Error; then none has moved,
+    but for want of memory in the middle of moving, where those that moved have their tokens."""
+    for run, _, _ in runs:
+        run._settle()
+    drafts = list(drafts) if drafts is not None else shares(engine, [run.wanted(len(runs)) for run, _, _ in runs])
+    requests = abi.ffi.new("bw24_round_request[]", len(runs))
+    for i, ((run, token, history), k) in enumerate(zip(runs, drafts, strict=True)):
+        requests[i] = run._request.fill(token, history, k)[0]
+        requests[i].accepted = -1
+    times = abi.ffi.new("bw24_round_times *")
+    status = abi.lib().bw24_round(engine._model, requests, len(runs), times)
+    out = []
+    for i, (run, token, _) in enumerate(runs):
+        r = requests[i]
+        if status < 0 and r.accepted < 0:
+            out.append([])
+            continue
+        tokens = abi.ffi.unpack(r.tokens, r.accepted + 1)
+        run.seq.tokens += [token, *tokens[:-1]]
+        run._note(r, times, len(runs))
+        out.append(tokens)
+    if status >= 0:
+        engine.costs.timed(max(drafts), sum(r.drafted + 1 for r in requests), times.draft, times.verify + times.commit)
+    if status < 0 and not any(out):
+        abi.check(status)
+    return out
+
+
+def shares(engine: Engine, wanted: list[int]) -> list[int]:
+    """How many drafts each run makes so that all rows fit one step: the deepest give way first."""
+    room = engine.max_rows - len(wanted)
+    out = list(wanted)
+    while sum(out) > room:
+        out[out.index(max(out))] -= 1
+    return out

@@ -1,0 +1,26 @@
+/* A drafter's fields, for rounds. Owns the form; the rules stand in drafter.c. */
+#ifndef BW24_ROUND_H
+#define BW24_ROUND_H
+
+#include "internal.h"
+
+struct bw24_drafter {
+    bw24_seq *trunk;    /* of the first list; borrowed */
+    bw24_seq *seq;      /* of the draft list */
+    int64_t base, pos;  /* where the drafter began; tokens given. Between verify and commit the trunk holds rows after pos */
+    int64_t made;       /* rows of the draft list from true hidden rows; the sequence may hold drafts' rows after them */
+    float *last;        /* hidden row of token pos - 1 */
+    int n_owed, cap_owed;
+    int32_t *owed;      /* tokens of the next true rows, and the hidden row before each */
+    float *owed_rows;
+    int open;           /* rows in the trunk after pos: 1 + drafts; 0: none */
+    float *rows;        /* their hidden rows */
+};
+
+int bw_drafter_owe(bw24_drafter *d, int32_t token, const float *row);
+void bw_drafter_paid(bw24_drafter *d, int n); /* the first n owed rows were made */
+int bw_drafter_pay(bw24_drafter *d, int left);
+int bw_drafter_reset(bw24_drafter *d);
+void bw_drafter_forget(bw24_drafter *d); /* most of the owed rows, where many wait because nothing is drafted */
+
+#endif

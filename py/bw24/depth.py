@@ -1,0 +1,127 @@
+"""How many tokens to draft: the number that promises most tokens a second, by measured acceptance and measured cost. Owns the estimates and when to
+try a depth again; knows no engine and no clock."""
+
+from __future__ import annotations
+
+AUTO_K = 8  # most drafts a round where they are not given
+PRIOR, WEIGHT = 0.6, 2.0  # acceptance before anything was judged, and how many judgements that counts for
+SLOW = 1 / 24  # weight of a judgement once there are many
+TRIED = 1 / 8  # of one that was made to see whether drafts have become better
+GAIN = 1.02  # drafting must promise this much more than plain decoding
+AGAIN, SELDOM = 32, 512  # rounds without drafts before one is tried: at first, and at most
+KEEP = 4  # rounds for which a plan is kept
+PLAIN_EVERY = 96  # rounds after which a plain step is measured again
+
+
+class Costs:
+    """Seconds of a draft step and of the model's step by its rows: running means of one engine, shared by its replies."""
+
+    def __init__(self) -> None:
+        self.draft: float | None = None
+        self.steps: dict[int, float] = {}
+        self.counts: dict[int, int] = {}
+        self._drafted = True  # in the round before
+
+    def timed(self, drafts: int, rows: int, drafting: float, step: float) -> None:
+        """A round with chains of `drafts` drafts, whose judging step had `rows` rows."""
+        if drafts:
+            self.draft = _mean(self.draft, drafting / drafts)
+        if drafts or not self._drafted:  # a plain step after drafts finds its weights gone from the caches
+            self.counts[rows] = self.counts.get(rows, 0) + 1
+            self.steps[rows] = step if self.counts[rows] == 2 else _mean(self.steps.get(rows), step)  # the first of a width is slow
+        self._drafted = drafts > 0
+
+    def step(self, rows: int) -> float:
+        """Seconds of a step: as measured; between two measured widths by their line; beyond the widest by two thirds of the slope to it, so
+        that wider steps are tried; below the narrowest as that one. Something was measured."""
+        if rows in self.steps:
+            return self.steps[rows]
+        below, above = max((w for w in self.steps if w < rows), default=None), min((w for w in self.steps if w > rows), default=None)
+        if below is None:
+            return self.steps[above]
+        if above is None:
+            least = min(self.steps)
+            slope = (self.steps[below] - self.steps[least]) / (below - least) if below > least else 0.0
+            return self.steps[below] + max(slope, 0.0) * (rows - below) * 2 / 3
+        share = (rows - below) / (above - below)
+        return self.steps[below] * (1 - share) + self.steps[above] * share
+
+
+def _mean(old: float | None, new: float) -> float:
+    """A running mean that a single disturbed measurement moves little."""
+    return new if old is None else 0.85 * old + 0.15 * min(new, 1.5 * old)
+
+
+class Depth:
+    """The depth of one reply's rounds, at most `top`."""
+
+    def __init__(self, top: int, costs: Costs | None = None):
+        self.top, self.costs = top, costs or Costs()
+        self._sums: list[float] = []  # acceptance by position, of positions that were judged
+        self._counts: list[float] = []
+        self._idle = 0  # rounds without drafts since the last with
+        self._wait = AGAIN
+        self._trying = self._hope = False
+        self._best, self._runs, self._age = 0, 0, KEEP  # the plan in force, and its age in rounds
+        self._since_plain = 0
+
+    def kept(self, at: int) -> float:
+        """Estimated share of judged drafts at position `at` that are accepted; as the deepest judged one before it where none was judged."""
+        if at < len(self._sums):
+            return self._sums[at]
+        return self._sums[-1] if self._sums else PRIOR
+
+    def choose(self, runs: int = 1) -> int:
+        """Drafts for the next round, where `runs` replies share the steps."""
+        if self.top < 1:
+            return 0
+        self._since_plain += 1
+        if self._since_plain > PLAIN_EVERY or self.costs.counts.get(runs, 0) < 3:  # what plain decoding costs
+            self._since_plain = 0 if self._since_plain > PLAIN_EVERY + 2 else self._since_plain
+            return 0
+        if self.costs.draft is None:
+            return min(2, self.top)
+        self._age += 1
+        if self._age >= KEEP or runs != self._runs:
+            self._age, self._runs, (self._best, self._hope) = 0, runs, self.plan(runs)
+        if self._best:
+            self._idle = 0
+            return min(self._best, len(self._sums) + 1) if self._sums else min(self._best, 2)
+        return self._try(self._hope)
+
+    def plan(self, runs: int = 1) -> tuple[int, bool]:
+        """The depth that promises most tokens a second, 0 where none promises enough; and whether drafts that are always right would pay."""
+        chain = tokens = 1.0
+        best, hope, most = 0, False, GAIN / self.costs.step(runs)
+        least = most
+        for k in range(1, self.top + 1):
+            chain *= self.kept(k - 1)
+            tokens += chain
+            cost = k * self.costs.draft + self.costs.step(runs * (k + 1))
+            hope = hope or k + 1 >= least * cost
+            if tokens >= most * cost:
+                best, most = k, tokens / cost
+        return best, hope
+
+    def _try(self, hope: bool) -> int:
+        """Where drafts do not pay: one now and then, in case they have become better. hope: whether drafts that are always right would pay."""
+        self._idle += 1
+        if self._idle < (self._wait if hope else SELDOM):
+            return 0
+        self._idle, self._trying = 0, True
+        return 1
+
+    def judged(self, at: int, accepted: bool) -> None:
+        """Draft `at` of a round was the next token, or not."""
+        if at == len(self._sums):
+            self._sums.append(self.kept(at))
+            self._counts.append(WEIGHT)
+        if at < len(self._sums):
+            self._counts[at] += 1
+            least = TRIED if self._trying else SLOW
+            self._sums[at] += max(1 / self._counts[at], least) * (accepted - self._sums[at])
+        if at == 0 and self._trying:
+            self._trying = False
+            self._idle = SELDOM if accepted and self._hope else 0  # one that was right is followed by another
+            self._wait = self._wait if accepted else min(2 * self._wait, SELDOM)
+            self._age = KEEP
