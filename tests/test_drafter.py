@@ -99,13 +99,13 @@ def test_a_draw_over_ids_is_the_draw_over_the_tokens():
                       {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1, "logit_bias": {int(ids[4]): 3.0, 299: 1.0}}):
             params = SamplingParams(**{"temperature": 0.9, "seed": seed, **extra})
             whole = sampling.sample(logits, params, history, seed, mask)
-            assert sampling.sample(logits[ids], params, history, seed, ids=(ids, 300)) == whole
+            assert sampling.sample(logits[ids], params, history, seed, ids=ids, n_vocab=300) == whole
     empty = ids.copy()
     empty[::2] = -1
-    drawn = {sampling.sample(logits[ids], SamplingParams(temperature=2.0, seed=s), [], s, ids=(empty, 300)) for s in range(300)}
+    drawn = {sampling.sample(logits[ids], SamplingParams(temperature=2.0, seed=s), [], s, ids=empty, n_vocab=300) for s in range(300)}
     assert drawn <= set(empty[1::2].tolist()) and len(drawn) > 10
     with pytest.raises(Bw24Error, match="outside 0..299"):
-        sampling.sample(logits[:2], GREEDY, [], 0, ids=(np.array([1, 300], np.int32), 300))
+        sampling.sample(logits[:2], GREEDY, [], 0, ids=np.array([1, 300], np.int32), n_vocab=300)
 
 
 # ---- donors
