@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bw24 import download, hub, models, wheel
+from bw24 import download, hub, models, source, wheel
 from bw24.errors import Bw24Error
 from bw24.gguf import GGUFWriter, open_gguf
+from conftest import FIXTURES
 from fake_hub import FakeHub
 
 REPO = "acme/tiny-GGUF"
@@ -120,6 +122,50 @@ def test_download_and_cache(fake, resolve, tmp_path):
     assert resolve(f"hf:{REPO}/tiny-Q4_K_M.gguf", offline=True).paths == found.paths
     with pytest.raises(Bw24Error, match="HF_HUB_OFFLINE"):
         resolve(f"hf:{REPO}:Q8_0", offline=True)
+
+
+def checkpoint_files() -> dict[str, bytes]:
+    folder = FIXTURES / "checkpoints" / "llama"
+    return {name: (folder / name).read_bytes() for name in ("config.json", "model.safetensors")} | {"README.md": b"hello", "pytorch_model.bin": b"no"}
+
+
+def sharded(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The checkpoint with its tensors in one named shard and an index."""
+    names = json.loads(files["model.safetensors"][8 : 8 + int.from_bytes(files["model.safetensors"][:8], "little")])
+    shard = "model-00001-of-00001.safetensors"
+    index = {"weight_map": {name: shard for name in names if name != "__metadata__"}}
+    return {**{n: d for n, d in files.items() if n != "model.safetensors"}, shard: files["model.safetensors"],
+            "model.safetensors.index.json": json.dumps(index).encode()}
+
+
+@pytest.mark.parametrize("form", [lambda f: f, sharded])
+def test_a_repository_without_gguf_files_is_a_checkpoint_directory(fake, resolve, tmp_path, form):
+    fake.repos["acme/plain"] = form(checkpoint_files())
+    found = resolve("hf:acme/plain")
+    assert found.source == "hub" and found.path.is_dir() and not (found.path / "pytorch_model.bin").exists()
+    with source.open_model(found.path) as model:
+        assert model.arch == "llama"
+    before = len([r for r in fake.log if "/resolve/" in r[2]])
+    assert resolve("hf:acme/plain").path == found.path == resolve("hf:acme/plain", offline=True).path
+    assert len([r for r in fake.log if "/resolve/" in r[2]]) == before  # asked again, nothing fetched again
+    entries = {e.name: e for e in models.list_models(tmp_path / "cache")}
+    assert entries["hf:acme/plain"].path == found.path and entries["hf:acme/plain"].size > 0
+    with pytest.raises(Bw24Error, match="has no GGUF file$"):
+        resolve("hf:acme/plain:Q8_0")
+
+
+def test_half_a_checkpoint_is_not_used(fake, resolve, tmp_path):
+    fake.repos["acme/plain"] = files = sharded(checkpoint_files())
+    fake.faults["model-00001-of-00001.safetensors"] = [("status", 404)]
+    with pytest.raises(Bw24Error):
+        resolve("hf:acme/plain")
+    with pytest.raises(Bw24Error, match="not downloaded yet"):
+        resolve("hf:acme/plain", offline=True)
+    assert resolve("hf:acme/plain").path.is_dir()
+    del files["model-00001-of-00001.safetensors"]
+    fake.repos["acme/other"] = files
+    with pytest.raises(Bw24Error, match=r"model-00001-of-00001.safetensors, which the repository does not have"):
+        resolve("hf:acme/other")
 
 
 def test_split_files_arrive_whole_and_open(resolve, tmp_path):

@@ -1,4 +1,4 @@
-"""Models on a Hugging Face hub: `hf:owner/repo[:QUANT]` and `hf:owner/repo/file.gguf`.
+"""Models on a Hugging Face hub: `hf:owner/repo[:QUANT]` and `hf:owner/repo/file.gguf`; a repository without GGUF files as a checkpoint directory.
 
 Owns the naming of hub files, the choice of the one that is meant, and the local copies of them. Endpoint, token and offline mode are
 huggingface_hub's (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, ...). Refuses to know aliases and what is inside a file but for its header.
@@ -16,6 +16,8 @@ from .download import RangeSource, Refused, Unreachable, fetch
 from .errors import Bw24Error
 from .gguf import SPLIT_NAME, Header, merge_parts, parse_header, split_siblings
 from .gguf_types import quote
+from .hub_checkpoint import CONFIG, is_checkpoint, is_whole, small_files, weight_files
+from .safetensors import INDEX
 
 _SPEC = re.compile(r"hf:(?P<repo>[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*)(?:/(?P<file>[^:]+\.gguf)|:(?P<quant>[\w.\-]+))?", re.ASCII)
 
@@ -76,7 +78,7 @@ def auth_headers() -> dict[str, str]:
 
 
 def list_repo(repo: str, endpoint: str | None = None) -> tuple[str, list[HubFile]]:
-    """(commit, GGUF files) of a repository's main branch. Errors: Refused, Unreachable."""
+    """(commit, files) of a repository's main branch. Errors: Refused, Unreachable."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
@@ -99,7 +101,11 @@ def list_repo(repo: str, endpoint: str | None = None) -> tuple[str, list[HubFile
         raise Unreachable(message) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Unreachable(f"hf:{repo}: {api.endpoint} sent a listing that cannot be read ({type(error).__name__})") from None
-    return info.sha or "main", [f for f in files if f.path.lower().endswith(".gguf") and _safe_path(f.path)]
+    return info.sha or "main", [f for f in files if _safe_path(f.path)]
+
+
+def gguf_paths(files: list[HubFile]) -> list[str]:
+    return [f.path for f in files if f.path.lower().endswith(".gguf")]
 
 
 def gated(repo: str, endpoint: str, status: int) -> Refused:
@@ -146,7 +152,7 @@ def choose(spec: HubSpec, paths: list[str]) -> list[str]:
     if len(found) == 1:
         return found[0]
     if not groups:
-        raise Refused(f"{spec}: the repository has no GGUF file", 404)
+        raise Refused(f"{spec}: the repository has no GGUF file" + ("" if spec.quant or spec.file else " and no checkpoint in safetensors"), 404)
     listed = ", ".join(quote(group[0]) + (f" ({len(group)} parts)" if len(group) > 1 else "") for group in (found or groups)[:24])
     more = f" and {len(found or groups) - 24} more" if len(found or groups) > 24 else ""
     problem = f"matches {len(found)} files" if found else "no file matches"
@@ -161,13 +167,14 @@ def repo_folder(cache: Path, repo: str) -> Path:
 
 
 def _from_folders(spec: HubSpec, folders: list[Path]) -> list[Path] | None:
-    """The model in the first folder that has exactly one match."""
+    """The model in the first folder that has exactly one match, or is a checkpoint without GGUF files."""
     for folder in folders:
         paths = [p.relative_to(folder).as_posix() for p in folder.rglob("*.gguf") if p.is_file()]
         try:
             return [folder / path for path in choose(spec, paths)]
         except Refused:
-            continue
+            if not paths and not spec.quant and not spec.file and is_whole(folder):
+                return [folder]
     return None
 
 
@@ -187,23 +194,40 @@ def find_cached(spec: HubSpec, cache: Path, hub_cache: Path | None = None) -> li
 
 
 def download(spec: HubSpec, cache: Path, *, progress: bool = True, endpoint: str | None = None) -> list[Path]:
-    """All parts of the model, downloaded (or found complete) below `cache`; each verified by size and SHA-256."""
+    """All parts of the model, or the folder of a checkpoint, downloaded (or found complete) below `cache`; each file verified by size and SHA-256."""
     commit, files = list_repo(spec.repo, endpoint)
-    by_path = {f.path: f for f in files}
-    parts = [by_path[path] for path in choose(spec, list(by_path))]
+    by_path, paths = {f.path: f for f in files}, gguf_paths(files)
+    if not paths and not spec.quant and not spec.file and is_checkpoint(list(by_path)):
+        return [_download_checkpoint(spec, cache, commit, by_path, progress, endpoint)]
+    parts = [by_path[path] for path in choose(spec, paths)]
     # the folder is named after the contents: a commit that leaves the files alone costs nothing, a changed file never mixes with an old one
     identity = hashlib.sha256("\n".join(f"{p.path} {p.sha256 or commit}" for p in parts).encode()).hexdigest()[:16]
     folder = repo_folder(cache, spec.repo) / identity
     for part in parts:
-        dest = folder / part.path
-        if dest.is_file() and (part.size is None or dest.stat().st_size == part.size):
-            continue
-        dest.unlink(missing_ok=True)  # a copy of another size was damaged after its download
-        _fetch_part(spec.repo, part, commit, dest, progress, endpoint)
+        _fetch_part(spec.repo, part, commit, folder / part.path, progress, endpoint)
     return [folder / part.path for part in parts]
 
 
+def _download_checkpoint(spec: HubSpec, cache: Path, commit: str, by_path: dict[str, HubFile], progress: bool, endpoint: str | None) -> Path:
+    """The folder of a checkpoint, named after the commit: most of its files have no checksum of their own in the listing. The config comes last."""
+    folder = repo_folder(cache, spec.repo) / hashlib.sha256(commit.encode()).hexdigest()[:16]
+
+    def get(name: str) -> None:
+        _fetch_part(spec.repo, by_path[name], commit, folder / name, progress, endpoint)
+
+    for name in small_files(list(by_path)):
+        get(name)
+    index = folder / INDEX
+    for name in [*weight_files(list(by_path), index if index.is_file() else None), CONFIG]:
+        get(name)
+    return folder
+
+
 def _fetch_part(repo: str, part: HubFile, commit: str, dest: Path, progress: bool, endpoint: str | None) -> None:
+    """One file, unless it is there complete."""
+    if dest.is_file() and (part.size is None or dest.stat().st_size == part.size):
+        return
+    dest.unlink(missing_ok=True)  # a copy of another size was damaged after its download
     label = PurePosixPath(part.path).name
     try:
         fetch(file_url(repo, part.path, commit, endpoint), dest, size=part.size, sha256=part.sha256, headers=auth_headers(), label=label,
@@ -233,7 +257,7 @@ def remote_header(text: str, *, endpoint: str | None = None) -> Header:
     commit, files = list_repo(spec.repo, endpoint)
     with ExitStack() as stack:
         headers = []
-        for number, path in enumerate(choose(spec, [f.path for f in files])):
+        for number, path in enumerate(choose(spec, gguf_paths(files))):
             name = f"hf:{spec.repo}/{path}"
             source = stack.enter_context(RangeSource(file_url(spec.repo, path, commit, endpoint), auth_headers(), name))
             headers.append(parse_header(source, quote(name, 200), number))

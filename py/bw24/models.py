@@ -212,6 +212,7 @@ def list_models(cache: str | Path | None = None, hub_cache: Path | None = None) 
 def _hub_entries(root: Path, prefix: str, below: str, about: str) -> list[ModelEntry]:
     """Models below root/<prefix>owner--repo/<below>/<version>/, newest version of a file first and only once."""
     from .hub import group_parts
+    from .hub_checkpoint import is_whole
 
     entries: dict[str, ModelEntry] = {}
     for folder in sorted(root.glob(f"{prefix}*--*")):
@@ -219,6 +220,9 @@ def _hub_entries(root: Path, prefix: str, below: str, about: str) -> list[ModelE
         versions = [d for d in (folder / below).glob("*") if d.is_dir()]
         for version in sorted(versions, key=lambda d: d.stat().st_mtime, reverse=True):
             files = [p.relative_to(version).as_posix() for p in version.rglob("*.gguf") if p.is_file()]
+            if not files and is_whole(version):
+                size = sum(p.stat().st_size for p in version.glob("*.safetensors"))
+                entries.setdefault(f"hf:{repo}", ModelEntry(f"hf:{repo}", version, size, f"{about}, a checkpoint directory"))
             for group in group_parts(files):
                 size = sum((version / part).stat().st_size for part in group)
                 name = f"hf:{repo}/{group[0]}"

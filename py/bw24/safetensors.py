@@ -169,7 +169,7 @@ def parse_header(source: ByteSource, file: str, part: int = 0) -> dict[str, Entr
 # ---- shards
 
 
-def _index_parts(path: Path) -> tuple[list[str], dict[str, str]]:
+def index_parts(path: Path) -> tuple[list[str], dict[str, str]]:
     """(file names, tensor -> file name) of an index file."""
     where = quote(str(path), 4096)
     index = read_json(path)
@@ -182,8 +182,6 @@ def _index_parts(path: Path) -> tuple[list[str], dict[str, str]]:
     for name in names:
         if not name.endswith(".safetensors") or "/" in name or "\\" in name or name.startswith(".") or not name.isprintable():
             raise Bw24Error(f"{where}: weight_map: {quote(name)} is not a plain *.safetensors file name")
-        if not (path.parent / name).exists():
-            raise Bw24Error(f"{where}: weight_map: the shard {quote(name)} is missing")
     return names, weight_map
 
 
@@ -262,7 +260,9 @@ def open_shards(path: Path) -> Shards:
     if not path.is_dir():
         return Shards(path.parent, [path.name], None)
     if (path / INDEX).exists():
-        names, weight_map = _index_parts(path / INDEX)
+        names, weight_map = index_parts(path / INDEX)
+        if missing := [name for name in names if not (path / name).exists()]:
+            raise Bw24Error(f"{quote(str(path / INDEX), 4096)}: weight_map: the shard {quote(missing[0])} is missing")
         return Shards(path, names, weight_map)
     names = sorted(p.name for p in path.glob("*.safetensors"))
     if "model.safetensors" in names:
