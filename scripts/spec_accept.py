@@ -29,10 +29,10 @@ def measure(engine: Engine, prompts: list[dict[str, Any]], params: SamplingParam
     """(tokens of all replies, sums of what drafting did)."""
     total, tokens = Rounds(), 0
     for prompt in prompts:
-        ids = prompt["ids"]
-        with closing(Drafted(engine, k, params, len(ids) + n, sampling_mode=mode)) as seq:
+        ids, ends = prompt["ids"], engine.model.tokenizer.eog_ids
+        with closing(Drafted(engine, k, params, len(ids) + n, stop=ends, sampling_mode=mode)) as seq:
             logits = seq.prefill(ids)
-            made = Generation(seq, None, ids, logits[-1], params, ctx=engine.ctx, limit=n, stop_ids=engine.model.tokenizer.eog_ids)
+            made = Generation(seq, None, ids, logits[-1], params, ctx=engine.ctx, limit=n, stop_ids=ends)
             for _ in made:
                 pass
             tokens += len(made.ids)

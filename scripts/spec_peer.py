@@ -69,10 +69,11 @@ class Server:
 def ours(engine: Engine, ids: list[int], n: int, k: int) -> dict[str, Any]:
     """One reply here, timed from the first step after the prompt."""
     params = SamplingParams()
-    seq = Drafted(engine, k, params, len(ids) + n) if k else engine.sequence()
+    ends = engine.model.tokenizer.eog_ids
+    seq = Drafted(engine, k, params, len(ids) + n, stop=ends) if k else engine.sequence()
     with closing(seq):
         logits = seq.prefill(ids)
-        made = Generation(seq, None, ids, logits[-1] if k else logits, params, ctx=engine.ctx, limit=n, stop_ids=engine.model.tokenizer.eog_ids)
+        made = Generation(seq, None, ids, logits[-1] if k else logits, params, ctx=engine.ctx, limit=n, stop_ids=ends)
         for _ in made:
             pass
         rounds = seq.stats if k else None

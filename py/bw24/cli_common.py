@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .source import Model
 
 EXIT_OK, EXIT_ERROR, EXIT_MISMATCH, EXIT_INTERRUPTED = 0, 2, 3, 130
-SPEC_FLAGS = ("spec", "draft", "draft_hidden")
+SPEC_FLAGS = ("spec", "draft", "draft_hidden", "spec_sampling")
 TIER_FLAGS = ("vram", "ram", "nvme", "tier_policy", "profile")
 ENGINE_FLAGS = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 

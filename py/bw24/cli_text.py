@@ -185,7 +185,7 @@ def run_gen(args: argparse.Namespace) -> int:
             check_ids(prompt.ids, engine.n_vocab)
             generate.check_fits(len(prompt.ids), engine.ctx)
             end = None if limit is None else len(prompt.ids) + limit
-            drafted = Drafted(engine, args.spec, params, end) if args.spec else None
+            drafted = Drafted(engine, args.spec, params, end, sampling_mode=args.spec_sampling) if args.spec else None
             with progress_bar("prompt", "tokens") as bar:
                 check = gate.verify_prefill(engine, prompt.ids, progress=bar, drafted=drafted)
             say(check.line())
@@ -244,7 +244,8 @@ def report_gen(args: argparse.Namespace, model: Model, engine: Engine, check: Pr
             "model": model.name, "text": text, "ids": reply.ids, "reason": reply.reason, "gate": check.as_dict(), **stats.as_dict(),
             "load_seconds": round(loading, 4), "peak_memory_bytes": peak, "backend": engine.backend, "isa": engine.isa,
             "threads": engine.threads, "kv": engine.kv, "context": engine.ctx, "seed": args.seed, "temperature": args.temperature,
-            **({"speculation": {"k": args.spec if args.spec > 0 else "auto", "draft": engine.draft.name, **rounds.as_dict()}} if rounds else {}),
+            **({"speculation": {"k": args.spec if args.spec > 0 else "auto", "draft": engine.draft.name,
+                                "sampling": args.spec_sampling, **rounds.as_dict()}} if rounds else {}),
             **({"tiers": recorder.as_dict()} if recorder else {}),
         })
 

@@ -133,7 +133,7 @@ GROUPS = {
     "prompt": ("prompt", "prompt_ids", "chat", "system"),
     "sampling": ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
                  "logit_bias", "seed", "stop"),
-    "speculation": ("spec", "draft", "draft_hidden"),
+    "speculation": ("spec", "draft", "draft_hidden", "spec_sampling"),
     "engine": ("weights", "device", "threads", "ctx", "kv", "prefill"),
     "experts beyond memory": ("vram", "ram", "nvme", "tier_policy", "profile", "stats", "trace"),
     "server": ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts"),
@@ -162,6 +162,9 @@ TABLE: tuple[Flag, ...] = (
          "BW24_DRAFT", "FILE", shown_default="the model's own MTP block", test="test_drafter.py::test_gen_with_a_draft_file"),
     Flag("draft_hidden", RUNTIME, str, "post", "hidden rows that an MTP block takes: post, after the model's last norm, or pre, before it",
          "--draft-hidden", None, "BW24_DRAFT_HIDDEN", "SIDE", choices=("post", "pre"), test="test_drafter.py::test_gen_with_a_draft_file"),
+    Flag("spec_sampling", RUNTIME, str, "race", "how drafts are judged where --temperature is above 0: race gives the text of plain decoding; reject "
+         "(rejection sampling) accepts more, the text has the same distribution and repeats with the same --spec K and drafter", "--spec-sampling",
+         None, "BW24_SPEC_SAMPLING", "MODE", choices=("race", "reject"), test="test_draft_reject.py::test_gen_takes_the_mode"),
     Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast is not in this version",
          "--prefill", metavar="CLASS", choices=("exact", "fast"), present=("exact",),
          absent="the fast prefill class is not in this version; exact is the default", test=_ABSENT),

@@ -40,12 +40,12 @@ class Arm:
 
     def reply(self, ids: Sequence[int], k: int, params: SamplingParams, limit: int) -> tuple[list[int], float, Rounds]:
         """One reply: its ids, decoding seconds, and what drafting did."""
-        engine = self.engine
-        seq = engine.sequence() if self.plain else Drafted(engine, k, params, len(ids) + limit)
+        engine, ends = self.engine, self.engine.model.tokenizer.eog_ids
+        seq = engine.sequence() if self.plain else Drafted(engine, k, params, len(ids) + limit, stop=ends)
         with closing(seq):
             logits = seq.prefill(ids)
             made = Generation(seq, None, ids, logits if self.plain else logits[-1], params, ctx=engine.ctx, limit=limit,
-                              stop_ids=engine.model.tokenizer.eog_ids)
+                              stop_ids=ends)
             for _ in made:
                 pass
             return made.ids, made.stats.step_seconds, Rounds() if self.plain else seq.stats
@@ -56,11 +56,7 @@ class Arm:
         self.seconds.append(seconds)
         self.tokens += len(ids)
         self.missing += 0 if known is None else sum(i not in known for i in ids)
-        self.stats.rounds += stats.rounds
-        self.stats.drafted += stats.drafted
-        for mine, its in ((self.stats.reached, stats.reached), (self.stats.accepted, stats.accepted)):
-            for i, value in enumerate(its):
-                mine[i] += value
+        self.stats.add(stats)
 
     def as_dict(self) -> dict[str, Any]:
         s, positions = self.stats, sum(1 for r in self.stats.reached if r)
