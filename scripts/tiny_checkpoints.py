@@ -1,8 +1,10 @@
 """Tiny random checkpoints of every family that `py/bw24/st_model.py` reads, and what transformers computes from them.
 
-    python scripts/tiny_checkpoints.py OUT [FAMILY ...]        # needs torch and transformers; the package itself does not
+    python scripts/tiny_checkpoints.py OUT [FAMILY ...]           # needs torch and transformers; the package itself does not
+    python scripts/tiny_checkpoints.py OUT [FAMILY ...] --again   # what is expected of folders that are there
 
-Each folder of OUT holds config.json, model.safetensors (BF16) and expected.npz: ids [n] and logits [n, vocabulary] in float32 on the CPU.
+Each folder of OUT holds config.json, model.safetensors (BF16) and expected.npz: ids [n] and, for the last ROWS of them, logits [ROWS, vocabulary] and
+the rows that each layer but the last hands on, hidden [layers - 1, ROWS, width], in float32 on the CPU.
 Every parameter that an initialiser leaves neutral (norms, scalars, biases, decay) is random, so that a transform left out changes the logits.
 """
 
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 import transformers
 
-VOCAB, WIDTH, LENGTH = 96, 32, 40
+VOCAB, WIDTH, LENGTH, ROWS = 96, 32, 40, 8
 COMMON = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
           "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
           "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -87,25 +89,41 @@ def make(folder: Path, family: str) -> None:
     config = getattr(transformers, kind)(**{k: v for k, v in {**COMMON, **keys}.items() if v is not None}, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     randomise(model, sum(map(ord, family)))
-    ids = torch.randint(3, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(7))
-    with torch.no_grad():
-        logits = model(ids, use_cache=False).logits[0]
     folder.mkdir(parents=True, exist_ok=True)
+    expect(folder, model)
     model.bfloat16().save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    np.savez_compressed(folder / "expected.npz", ids=ids[0].numpy().astype(np.int32), logits=logits.numpy()[-8:].astype(np.float32))
-    print(f"{family}: {sum(p.numel() for p in model.parameters())} parameters, largest logit {logits.abs().max():.2f}")
+    print(f"{family}: {sum(p.numel() for p in model.parameters())} parameters")
     config_file = folder / "config.json"
     config_file.write_text(json.dumps(json.loads(config_file.read_text()), indent=1) + "\n")
+
+
+def expect(folder: Path, model: torch.nn.Module) -> None:
+    """Writes expected.npz."""
+    ids = torch.randint(3, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        out = model(ids, use_cache=False, output_hidden_states=True)
+    hidden = torch.stack([h[0, -ROWS:] for h in out.hidden_states[1:-1]]) if len(out.hidden_states) > 2 else torch.zeros(0, ROWS, WIDTH)
+    np.savez_compressed(folder / "expected.npz", ids=ids[0].numpy().astype(np.int32), logits=out.logits[0, -ROWS:].numpy(), hidden=hidden.numpy())
+
+
+def again(folder: Path) -> None:
+    kind = FAMILIES[folder.name][0].replace("Config", "").removesuffix("Text")
+    found = [getattr(transformers, n) for n in (f"{kind}TextForCausalLM", f"{kind}ForCausalLM") if hasattr(transformers, n)]
+    expect(folder, found[0].from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("families", nargs="*", default=list(FAMILIES), help=f"of {', '.join(FAMILIES)}")
+    parser.add_argument("--again", action="store_true", help="compute anew what is expected of folders that are there")
     args = parser.parse_args()
     for family in args.families:
-        make(args.out / family, family)
+        if args.again:
+            again(args.out / family)
+        else:
+            make(args.out / family, family)
 
 
 if __name__ == "__main__":

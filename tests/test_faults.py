@@ -64,6 +64,7 @@ FAULTS = {
     20: Fault("ROUTE: the selection bias is ignored", ("kernel-check", "digests")),
     21: Fault("CONV: the state kept is one row too old", ("kernel-check", "digests", "equalities")),
     22: Fault("rollback of folded state: the first logged row is missing", ("equalities",)),
+    23: Fault("ROUTE: the selection bias goes into the weights", ("kernel-check", "digests")),
     30: Fault("rejection: acceptance without the sums of the masses", ("distributions",)),
     31: Fault("rejection: acceptance and residual share a variate", ("distributions",)),
     32: Fault("rejection: the draft's penalties are forgotten at the judgement", ("distributions",)),

@@ -34,7 +34,7 @@ void route_row(const fwd *f, int index, int64_t i) {
     }
     const float *bias = op->w[0] ? op->w[0]->dense : NULL;
     for (int k = 0; k < n; k++) c[k] = bias && BW_SEEDED(20, 0, 1) ? p[k] + bias[k] : p[k];
-    bw_route_select(&r, p, c, row_of(f, op->buf[0], i));
+    bw_route_select(&r, BW_SEEDED(23, c, p), c, row_of(f, op->buf[0], i));
 }
 
 /* ---- EXPERTS */
