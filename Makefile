@@ -69,7 +69,7 @@ JOBS     = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) # all cores, unles
 SANITIZED := tests/test_gate.py tests/test_sampling.py tests/test_gguf_hostile.py
 PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: all lib install test test-full test-faults ctest soak check lint fuzz sanitize cuda-objects wheel clean help FORCE
+.PHONY: all lib install test test-full test-faults ctest soak check lint fuzz sanitize cuda-objects wheel release clean help FORCE
 
 all: ## build the library and install the Python package (the default)
 	@$(PYTHON) scripts/python_env.py check
@@ -166,8 +166,11 @@ lint: ## ruff, and the limits on the length of files and functions
 cuda-objects: $(CU_OBJ) ## compile the CUDA code without linking or running it
 	@echo "$(words $(CU_OBJ)) CUDA objects for $(or $(CUARCH),no architecture: no nvcc or no .cu file)"
 
-wheel: lib ## a wheel with the library inside, in dist/
-	$(PYTHON) -m pip wheel --no-deps -w dist . --config-settings=--build-option=--plat-name=$(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_platform())')
+wheel: lib ## a wheel with the library and the demo model inside, in dist/, tagged by what the library needs
+	$(PYTHON) -m pip wheel --no-deps -w dist . --config-settings=--build-option=--plat-name=$$($(PYTHON) scripts/wheel_tag.py $(SO))
+
+release: lib ## wheel, source archive, checksums and notes in dist/, tried out (docs/RELEASING.md)
+	PYTHON=$(PYTHON) scripts/release.sh
 
 clean: ## remove what was built
 	rm -rf build dist py/bw24/libbw24.so py/bw24/bw24.h py/*.egg-info
