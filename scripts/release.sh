@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
+unset PYTHONPATH BW24_LIBRARY
 [ -z "$(git status --porcelain --untracked-files=no)" ] || [ "${1:-}" = --dirty ] || { echo "release: the tree has changes that are not committed" >&2; exit 2; }
 version=$($python -c 'import configparser; c = configparser.ConfigParser(); c.read("setup.cfg"); print(c["metadata"]["version"])')
 notes=$(awk -v v="$version" '$0 ~ "^## .*" v {found = 1; print; next} /^## / {found = 0} found' CHANGELOG.md)
