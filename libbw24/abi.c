@@ -125,7 +125,8 @@ int bw24_open(bw24_ctx **out, const bw24_open_params *p) {
     c->repack = p->repack != 0;
     c->float_act = p->float_act != 0;
     snprintf(c->isa_name, sizeof c->isa_name, "%s", p->isa ? p->isa : "");
-    int rc = b->open(c);
+    c->plan_only = p->plan_only != 0;
+    int rc = c->plan_only ? 0 : b->open(c);
     if (rc) free(c);
     else *out = c;
     return rc;
@@ -133,7 +134,7 @@ int bw24_open(bw24_ctx **out, const bw24_open_params *p) {
 
 void bw24_close(bw24_ctx *c) {
     if (!c) return;
-    c->backend->close(c);
+    if (!c->plan_only) c->backend->close(c);
     free(c);
 }
 

@@ -119,6 +119,11 @@ typedef struct bw24_memory {
     uint64_t kv;              /* KV pages now in use */
     uint64_t kv_page_full;    /* bytes of one page of 64 tokens, all full-attention layers */
     uint64_t kv_page_window;  /* the same of the sliding-window layers */
+    /* bw24_predict alone fills these, but for `device`: */
+    uint64_t state;           /* recurrent state of one sequence */
+    uint64_t fixed;           /* what does not depend on the model: staging buffers, code, graphs */
+    uint64_t host;            /* all of it that is in the host's memory */
+    uint64_t device;          /* all of it on the card; bw24_model_memory: bytes taken there since the context was opened, 0 without a card */
 } bw24_memory;
 
 enum bw24_device_state {
@@ -228,6 +233,8 @@ int bw24_list_ids(bw24_model *model, const char *role, const int32_t *ids, int32
 int32_t bw24_list_logits(bw24_model *model, const char *role); /* columns of a list's logits */
 int bw24_explain(bw24_model *model, const char *role, int32_t what, const char **text); /* what 0: list, 1: plan */
 int bw24_model_memory(bw24_model *model, bw24_memory *out);
+/* what the model will take once it is prepared and one sequence has max_context tokens; after its tensors (whose data is not read) and lists are set */
+int bw24_predict(bw24_model *model, bw24_memory *out);
 int32_t bw24_model_vocab(bw24_model *model);
 int32_t bw24_model_hidden(bw24_model *model); /* width of the rows that lists hand on, their buffer "hidden"; 0: the first list has none */
 

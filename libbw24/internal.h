@@ -207,6 +207,10 @@ typedef struct bw_backend {
     int (*greedy)(bw24_model *m, bw_list *l, const bw_batch *b, int32_t *tokens);
     /* the same, but a token drawn from each wanted row; NULL: run.c draws from the logits. The picks are checked. */
     int (*draw)(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out);
+    /* bw24_predict: weights, work, fixed, host and device; kv and state are set */
+    int (*predict)(bw24_model *m, bw24_memory *out);
+    size_t (*page_slab)(const bw24_model *m, int klass); /* pages that are taken at once; NULL: one */
+    uint64_t (*device_used)(const bw24_model *m);        /* bytes of a card's memory taken since the context was opened; NULL: no card */
     /* runs several lists of a model, hands on the rows of `hidden`, and takes logits NULL: ops that write them are left out */
     bool roles;
     bool borrows; /* runs lists that read another list's KV caches */
@@ -225,7 +229,7 @@ struct bw24_ctx {
     const bw_backend *backend;
     int threads;
     int device_index; /* of several devices of one kind */
-    bool fuse, repack, float_act;
+    bool fuse, repack, float_act, plan_only;
     atomic_int cancel;
     char isa_name[16];
     char device[96];

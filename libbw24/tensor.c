@@ -56,7 +56,7 @@ static void free_list_mem(bw_list *l) {
 
 void bw24_model_free(bw24_model *m) {
     if (!m) return;
-    m->ctx->backend->free_model(m);
+    if (!m->ctx->plan_only) m->ctx->backend->free_model(m);
     for (int i = 0; i < m->n_tensors; i++) {
         bw_tensor *t = m->tensors[i];
         if (t->packed) m->ctx->backend->free_tensor(t);
@@ -361,6 +361,7 @@ static int prepare_end(bw24_model *m) {
 int bw24_prepare(bw24_model *m, int32_t index) {
     if (!m || index < 0 || index > m->n_tensors) return bw_fail(BW24_E_ARG, "bw24_prepare: index %d is outside 0..%d", index, m ? m->n_tensors : 0);
     if (m->prepared) return bw_fail(BW24_E_ARG, "bw24_prepare: the model is prepared already");
+    if (m->ctx->plan_only) return bw_fail(BW24_E_ARG, "bw24_prepare: the context was opened for plans only");
     bw_fpenv e = bw_fpenv_enter();
     int rc = 0;
     if (index == m->n_tensors) rc = prepare_end(m);
@@ -382,11 +383,11 @@ int bw24_explain(bw24_model *m, const char *role, int32_t what, const char **tex
 
 int bw24_model_memory(bw24_model *m, bw24_memory *out) {
     if (!m || !out || out->size != sizeof *out) return bw_fail(BW24_E_ARG, "bw24_model_memory: struct of size %u, expected %zu", out ? out->size : 0, sizeof *out);
-    out->weights = 0;
+    *out = (bw24_memory){.size = sizeof *out};
+    if (m->ctx->backend->device_used) out->device = m->ctx->backend->device_used(m);
     for (int i = 0; i < m->n_tensors; i++) out->weights += m->tensors[i]->packed_bytes;
     out->work = m->work_bytes;
     out->kv = (uint64_t)atomic_load(&m->kv_bytes);
-    out->kv_page_full = out->kv_page_window = 0;
     for (int c = 0; c < m->n_classes; c++) *(m->class_window[c] ? &out->kv_page_window : &out->kv_page_full) += m->class_page_bytes[c];
     return 0;
 }

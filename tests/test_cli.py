@@ -312,8 +312,8 @@ def test_info(run, tiny):
     report = json.loads(run("info", tiny, "--json", "--kv", "q8_0")[1])
     full = json.loads(run("info", tiny, "--json", "--kv", "f32")[1])
     assert report["context_length"] == 320 and report["tensor_types"]["Q8_0"]["tensors"] == 16 and report["refusal"] is None
-    # 2 layers of 2 KV heads of 32 values, K and V, 320 positions: 4 bytes a value, or 34 bytes for 32
-    assert full["memory"][-1]["kv"] == 2 * 2 * 32 * 2 * 320 * 4
+    # 2 layers of 2 KV heads of 32 values, K and V, 320 positions and the page that a fork copies: 4 bytes a value, or 34 bytes for 32
+    assert full["memory"][-1]["kv"] == 2 * 2 * 32 * 2 * (320 + 64) * 4
     assert report["memory"][-1]["kv"] * 32 * 4 == full["memory"][-1]["kv"] * 34
 
 

@@ -355,5 +355,5 @@ static bool cpu_kv_supported(const bw_kv_desc *d) { return cpu_kv_page_bytes(d) 
 const bw_backend bw_backend_cpu = {
     .name = "cpu", .kv_page_bytes = cpu_kv_page_bytes, .kv_supported = cpu_kv_supported, .open = cpu_open, .close = cpu_close,
     .prepare_tensor = cpu_prepare_tensor, .prepare_list = cpu_prepare_list, .free_tensor = cpu_free_tensor, .free_model = cpu_free_model,
-    .replay = cpu_replay, .forward = cpu_forward, .roles = true, .borrows = true, .warm = cpu_warm,
+    .replay = cpu_replay, .forward = cpu_forward, .roles = true, .borrows = true, .warm = cpu_warm, .predict = cpu_predict,
 };

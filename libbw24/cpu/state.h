@@ -104,4 +104,6 @@ static inline int cpu_max_waves(int experts) { return 1 + (experts + BW_SPILL_WA
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
 int cpu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to); /* bw_backend.replay */
 
+int cpu_predict(bw24_model *m, bw24_memory *out); /* predict.c */
+
 #endif

@@ -86,6 +86,8 @@ static int cuda_open(bw24_ctx *c) {
     cudaError_t e = rc ? cudaSuccess : cudaStreamCreateWithFlags(&x->q.stream, cudaStreamNonBlocking);
     if (e) rc = open_error(e, x->device);
     if (rc) { delete x; return rc; }
+    size_t total = 0;
+    if (cudaMemGetInfo(&x->room, &total)) cudaGetLastError();
     x->q.pdl = p.major >= 9;
     x->q.sms = p.multiProcessorCount;
     x->q.shared_max = (int)p.sharedMemPerBlockOptin;
@@ -138,8 +140,7 @@ static uint8_t *cuda_page_new(bw24_model *m, int klass) {
     size_t bytes = (m->class_page_bytes[klass] + 255) & ~(size_t)255;
     if (cu_alive(m->ctx)) return NULL;
     if (s->free_pages[klass].empty()) {
-        size_t n = ((size_t)64 << 20) / bytes;
-        n = n < 1 ? 1 : n > 64 ? 64 : n;
+        size_t n = cu_slab_pages(m, klass);
         uint8_t *slab = NULL;
         while (n && cudaMalloc(&slab, n * bytes)) { cudaGetLastError(); n /= 2; }
         if (!n) return NULL;
@@ -515,6 +516,14 @@ static void cuda_free_tensor(bw_tensor *t) {
     free(x);
 }
 
+/* others' use of the card counts too: only the driver knows what it took itself */
+static uint64_t cuda_used(const bw24_model *m) {
+    size_t room = 0, total = 0;
+    CuCtx *c = ctx_of(m);
+    if (cudaSetDevice(c->device) || cudaMemGetInfo(&room, &total)) { cudaGetLastError(); return 0; }
+    return c->room > room ? c->room - room : 0;
+}
+
 void cu_drop_graphs(CuList *s) {
     for (auto &g : s->graphs)
         if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
@@ -571,6 +580,9 @@ static bw_backend make_backend() {
     b.forward = bw::cu_forward;
     b.greedy = bw::cu_greedy;
     b.draw = bw::cu_draw;
+    b.predict = bw::cu_predict;
+    b.page_slab = bw::cu_slab_pages;
+    b.device_used = bw::cuda_used;
     return b;
 }
 extern "C" const bw_backend bw_backend_cuda = make_backend();

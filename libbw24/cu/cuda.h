@@ -18,6 +18,7 @@ enum { GRAPH_ROWS = 32, SMALL_ROWS = 32, STAGE_BYTES = 32 << 20, WANT_CHUNK = 32
 struct CuCtx {
     int device;
     Queue q;
+    size_t room;      /* bytes free when it was opened */
     cudaError_t dead; /* a device fault: every later call says so */
     uint8_t *stage[2]; /* pinned, for loading; made at the first tensor */
     int turn;          /* the half to fill next */
@@ -141,6 +142,10 @@ int cu_resolve_replay(bw24_model *m, bw_list *l);
 /* experts.cu */
 int cu_resolve_experts(bw24_model *m, bw_list *l, int op, CuStep *c);
 void cu_drop_graphs(CuList *s);
+/* predict.cu */
+int cu_predict(bw24_model *m, bw24_memory *out);
+size_t cu_slab_pages(const bw24_model *m, int klass);
+size_t cu_part_bytes(const bw_tensor *t); /* load.cu: one matrix of a tensor on the device */
 /* sample.cu */
 int cu_draw(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out);
 void cu_sample_free(CuModel *s);

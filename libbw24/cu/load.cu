@@ -91,6 +91,18 @@ static int fill_matrix(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uin
     return e ? cu_fail(m->ctx, e, t->name) : 0;
 }
 
+/* NULL: float weights as in the file */
+static const LinearKernels *kernels_for(const bw_type_info *t) {
+    for (auto &h : hot)
+        if (!strcmp(h.type, t->name)) return h.k;
+    return t->form == BW_FLOAT ? NULL : t->form == BW_S1 || t->form == BW_S1M ? &linear_int8 : &linear_int8h;
+}
+
+size_t cu_part_bytes(const bw_tensor *t) {
+    const LinearKernels *k = kernels_for(t->type);
+    return k ? (size_t)((bw_part_rows(t) + 31) / 32 * 2 * ((t->ne[0] + 255) / 256)) * (size_t)k->unit : (size_t)bw_part_bytes(t);
+}
+
 int cu_pack_tensor(bw24_model *m, bw_tensor *t) {
     int rc = cu_alive(m->ctx);
     if (!rc) rc = make_stage(m);
@@ -105,12 +117,10 @@ int cu_pack_tensor(bw24_model *m, bw_tensor *t) {
     x->segs = (x->cols + 255) / 256;
     x->blocks = (x->rows + 31) / 32;
     x->minima = t->type->form == BW_S1M || t->type->form == BW_S2M;
-    for (auto &h : hot)
-        if (!strcmp(h.type, t->type->name)) x->k = h.k;
-    if (!x->k && t->type->form != BW_FLOAT) x->k = t->type->form == BW_S1 || t->type->form == BW_S1M ? &linear_int8 : &linear_int8h;
+    x->k = kernels_for(t->type);
     for (int i = 0; i < 4; i++)
         if (!strcmp(float_names[i], t->type->name)) x->float_type = i;
-    x->bytes = x->k ? (size_t)x->blocks * 2 * x->segs * x->k->unit : (size_t)bw_part_bytes(t);
+    x->bytes = cu_part_bytes(t);
     char what[192];
     snprintf(what, sizeof what, "tensor %s", t->name);
     rc = cu_alloc(m, (void **)&x->w, x->bytes * (size_t)x->parts, what);

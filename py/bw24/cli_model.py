@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 INFO_EXAMPLES = """
 bw24 info model.gguf
 bw24 info hf:owner/repo:Q4_K_M            reads the header over the network, no weights
+bw24 info model.gguf --ctx 8192 --device cuda   what the card must hold, before anything is loaded
 bw24 info model.gguf --metadata           every key of the file
 """
 EXPLAIN_EXAMPLES = """
@@ -34,7 +35,8 @@ bw24 flags                                every setting, its variable, option, r
 
 def add_commands(commands: Any) -> None:
     """Declare info, explain, models and flags."""
-    info = add_command(commands, "info", run_info, "what a model is, and whether it fits in memory", INFO_EXAMPLES, ("kv", "json"))
+    info = add_command(commands, "info", run_info, "what a model is, and whether it fits in memory", INFO_EXAMPLES,
+                       ("device", "ctx", "kv", "backend", "isa", "json"))
     info.add_argument("--metadata", action="store_true", help="list every key and value, long ones shortened")
     explain = add_command(commands, "explain", run_explain, "print what a model computes, or how this machine runs it", EXPLAIN_EXAMPLES,
                           ENGINE_FLAGS)
@@ -76,7 +78,7 @@ def run_info(args: argparse.Namespace) -> int:
     from .info import facts
 
     header, where = read_header(args.model)
-    found = facts(header, args.kv)
+    found = facts(header, args.kv, args.device, args.backend, args.ctx)
     if args.json:
         out = {"source": where, **found.as_dict()}
         if args.metadata:
@@ -103,11 +105,17 @@ def info_lines(found: Facts, where: str) -> list[str]:
     ]
     if found.refusal:
         return [*lines, "", f"bw24 cannot run it: {found.refusal}"]
-    titles = " ".join(f"{title:>9}" for title in ("context", "weights", "work", "KV cache", "total"))
-    lines += ["", f"memory, of which {amount(found.free)} are free now", f"  {titles}"]
+    place = found.place
+    where = f"{'on ' + place.card if place.card else 'in this machine'}, {amount(place.free)} are free there"
+    note = f" ({place.note})" if place.note else ""
+    titles = " ".join(f"{title:>9}" for title in ("context", "weights", "work", "KV", "state", "rest", "total", "host"))
+    lines += ["", f"memory {where}{note}", f"  {titles}"]
     for need in found.needs:
-        parts = " ".join(f"{amount(value):>9}" for value in (need.weights, need.work, need.kv, need.total))
-        lines.append(f"  {need.context:>9} {parts}  {'fits' if need.total <= found.free else 'does not fit'}")
+        rest = need.total - need.weights - need.work - need.kv - need.state
+        parts = " ".join(f"{amount(value):>9}" for value in (need.weights, need.work, need.kv, need.state, rest, need.total, need.host))
+        lines.append(f"  {need.context:>9} {parts}  {'fits' if need.fits(place) else 'does not fit'}")
+    if found.mtp:
+        lines.append(f"  with its MTP block (--spec) {amount(found.mtp)} more")
     return lines
 
 

@@ -16,7 +16,8 @@ from .depth import Costs
 from .drafter import PRE_NORM, Draft, embedded
 from .errors import Bw24Error
 from .sampling import SamplingParams, picks
-from .source import Model
+from .sizes import Shape, largest_context, predict
+from .source import F32, Model
 from .tiers import Placement, Spill, Tiers, decide
 
 PAGE_TOKENS = 64
@@ -25,6 +26,8 @@ MAX_ROWS = 256  # of a step, where every weight is in memory
 DEFAULT_KV = "f16"
 MAX_LOGIT_ROWS = 64  # wanted rows of one step when a prompt's every logit is asked for: bounds the logits at 64 x vocabulary
 KV_FORMATS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q5_1": "Q5_1", "e4m3": "E4M3"}
+
+E_MEMORY = -2  # BW24_E_MEMORY
 
 Row = tuple["Sequence", int, bool]
 
@@ -87,23 +90,23 @@ def available_memory(reserve: bool = False) -> int:
     return abi.lib().bw24_available_memory(reserve)
 
 
-def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: int, room: int,
-                draft: Draft | None = None) -> tuple[int, str | None]:
-    """Context length to use and, where it is not the model's own, a sentence that says so. `room`: bytes that KV may take. Raises Bw24Error."""
+def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: int, room: int, draft: Draft | None = None,
+                card: bool = False) -> tuple[int, str | None]:
+    """Context length to use and, where it is not the model's own, a sentence that says so. `room`: bytes that KV may take, on a `card` or in the
+    host's memory. Raises Bw24Error, which says what would fit."""
     own = model.context_length
-    if asked is not None:
-        if not 1 <= asked <= own:
-            raise Bw24Error(f"--ctx {asked}: the model's context is 1..{own}")
-        need = kv_bytes(model, kv, asked, max_rows, draft)
-        if need > room:
-            raise Bw24Error(f"--ctx {asked} needs {need >> 20} MiB of KV cache, {max(room, 0) >> 20} MiB of memory are free for it")
-        return asked, None
-    ctx = own
-    while ctx > PAGE_TOKENS and kv_bytes(model, kv, ctx, max_rows, draft) > room:
-        ctx = max(PAGE_TOKENS, ctx // 2)
-    if (need := kv_bytes(model, kv, ctx, max_rows, draft)) > room:
-        raise Bw24Error(f"not even {ctx} tokens of context fit: {need >> 20} MiB of KV cache, {max(room, 0) >> 20} MiB free")
-    return ctx, None if ctx == own else f"context reduced to {ctx} of the model's {own} tokens to fit {room >> 20} MiB of free memory"
+    need = lambda ctx, formats=kv: kv_bytes(model, formats, ctx, max_rows, draft)  # noqa: E731
+    if asked is not None and not 1 <= asked <= own:
+        raise Bw24Error(f"--ctx {asked}: the model's context is 1..{own}")
+    ctx = asked or largest_context(need, own, room, PAGE_TOKENS)
+    if ctx and need(ctx) <= room:
+        return ctx, None if ctx == (asked or own) else f"context reduced to {ctx} of the model's {own} tokens to fit {room >> 20} MiB of free memory"
+    least, fits = ctx or min(own, PAGE_TOKENS), largest_context(need, own, room, PAGE_TOKENS)
+    options = [f"--ctx {fits}"] if fits else []
+    options += [f"--kv {f}" for f in ("q8_0", "q8_0/q5_1") if room > 0 and need(least, parse_kv(f)) <= min(room, need(least) - 1)][:1]
+    options += ["--device cpu"] if card else []
+    raise Bw24Error(f"{model.path.name}: {least} tokens of context need {need(least) >> 20} MiB, {max(room, 0) >> 20} MiB are free for them beside "
+                    f"the weights{' on the card' if card else ''}; what would fit: {', '.join([*options, 'a smaller model'])}", E_MEMORY)
 
 
 def _floats(array: np.ndarray | None) -> Any:
@@ -153,7 +156,7 @@ class Engine:
         size = sum(t.nbytes for t in self.model.file.tensors.values()) + (self.draft.nbytes if self.draft else 0)
         self.backend = self.choice.backend
         room = self._place(tiers, size)
-        self.ctx, self.note = fit_context(self.model, self.kv, ctx, self.max_rows, room, self.draft)
+        self.ctx, self.note = fit_context(self.model, self.kv, ctx, self.max_rows, room, self.draft, self.choice.cuda)
         self._open(isa, threads, fuse, repack, float_activations)
         self._load(size, progress)
 
@@ -162,13 +165,29 @@ class Engine:
         free, granted = self.choice.facts.free if self.choice.facts else available_memory(), available_memory(reserve=True)
         self.placement = self.spill = None
         if self.backend != "cpu" and not tiers.asked:
-            return free - size
+            return free - self._beside_kv(size)
         if self.backend != "cpu":
             raise Bw24Error(f"--ram, --vram and --nvme: backend {self.backend} holds every expert itself in this version; --device cpu reads them "
                             "from files", UNSUPPORTED)
         self.placement = decide(self.model, tiers, self.draft, free, granted)
         self.max_rows = self._asked_rows or (self.placement.rows if self.placement else MAX_ROWS)
-        return free - size if self.placement is None else free - self.placement.rest - min(self.placement.ram, max(0, granted - self.placement.rest))
+        if self.placement is None:
+            return free - self._beside_kv(size)
+        return free - self.placement.rest - min(self.placement.ram, max(0, granted - self.placement.rest))
+
+    def _beside_kv(self, size: int) -> int:
+        """Bytes that the model takes beside its KV cache; `size`: of the files' tensors. Raises Bw24Error where the backend does not run it."""
+        lists = {"trunk": self.model.list_text()}
+        own, extra = {t.name for t in self.model.file.tensors.values()}, self.draft.nbytes if self.draft else 0
+        if self.draft and not extra and self.draft.role == "mtp":
+            lists["mtp"] = self.draft.builder.text()
+        tensors = [*self.model.file.tensors.values(), *(Shape(n, F32, a.shape, a.nbytes) for n, a in self.model.made.items() if n not in own)]
+        found = predict(tensors, lists, self.backend, self.kv, self.model.context_length, self.max_rows)
+        return found.total - found.kv - found.state + extra
+
+    def free_memory(self) -> int:
+        """Bytes free now where the KV cache lives."""
+        return devices.query(self.choice.facts.index).free if self.choice.facts else available_memory()
 
     def _open(self, isa: str | None, threads: int | None, fuse: bool, repack: bool, float_activations: bool) -> None:
         p = abi.new("bw24_open_params")
@@ -245,11 +264,12 @@ class Engine:
         self.draft.ids = ids
 
     def memory(self) -> dict[str, int]:
-        """Bytes held: weights (packed copies), work (activation buffers), kv (pages in use), kv_at_ctx (one sequence of `ctx` tokens)."""
+        """Bytes held: weights (packed copies), work (activation buffers), kv (pages in use), kv_at_ctx (one sequence of `ctx` tokens),
+        device (all that was taken on the card since it was opened; 0 without one)."""
         m = abi.new("bw24_memory")
         abi.check(abi.lib().bw24_model_memory(self._model, m))
         at_ctx = kv_bytes(self.model, self.kv, self.ctx, self.max_rows, self.draft)
-        return {"weights": m.weights, "work": m.work, "kv": m.kv, "kv_at_ctx": at_ctx}
+        return {"weights": m.weights, "work": m.work, "kv": m.kv, "kv_at_ctx": at_ctx, "device": m.device}
 
     def explain(self, plan: bool = False) -> str:
         """The list, or how this backend runs it."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from . import abi, sampling
-from .engine import PAGE_TOKENS, available_memory, kv_bytes_per_token, state_bytes
+from .engine import PAGE_TOKENS, kv_bytes_per_token, state_bytes
 from .errors import Bw24Error
 from .generate import CONTEXT, EOS, INTERRUPTED, LENGTH, STOP, check_fits
 from .logprobs import Logprobs, logprobs
@@ -179,7 +179,7 @@ class Scheduler:
                  max_runs: int = MAX_RUNS, kv_room: int | None = None):
         self.engine, self.tokenizer = engine, tokenizer
         self.cache_ram, self.queue_limit, self.max_runs = cache_ram, queue_limit, max_runs
-        self.kv_room = int(available_memory() * MEMORY_SHARE) if kv_room is None else kv_room
+        self.kv_room = int(engine.free_memory() * MEMORY_SHARE) if kv_room is None else kv_room
         per_token = kv_bytes_per_token(engine.model, engine.kv)
         self._page_bytes = PAGE_TOKENS * sum(per_token.values())
         self._state_bytes = state_bytes(engine.model)
