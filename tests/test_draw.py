@@ -45,15 +45,24 @@ def test_a_step_draws_what_the_sampler_draws(engine):
         assert found.tolist() == expected
 
 
+class Plain:
+    """A timeline that gives logits alone: the reply is then sampled from them."""
+
+    def __init__(self, seq):
+        self.decode, self._seq = seq.decode, seq
+
+    @property
+    def pos(self):
+        return self._seq.pos
+
+
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 def test_a_reply_is_the_same_with_and_without_its_logits(engine, params):
     ids, replies = [7, 11, 13, 17], []
     for hide in (False, True):
         with engine.sequence() as seq:
             logits = seq.prefill(ids)
-            if hide:
-                seq.draw = None  # Generation then samples from logits
-            made = Generation(seq, None, ids, logits, params, ctx=engine.ctx, limit=24)
+            made = Generation(Plain(seq) if hide else seq, None, ids, logits, params, ctx=engine.ctx, limit=24)
             list(made)
             replies.append(made.ids)
     assert replies[0] == replies[1] and len(replies[0]) == 24
