@@ -14,11 +14,16 @@ import numpy as np
 import pytest
 
 from bw24 import abi
+from bw24.cli_check import GATE_ROWS, gate_ids
 from bw24.depth import Depth
+from bw24.drafter import embedded
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.gate import Equalities, run_rows
+from bw24.gate_spec import SAMPLERS as SAMPLERS_OF_GATE
+from bw24.gate_spec import Speculation
 from bw24.generate import Generation
+from bw24.models import resolve
 from bw24.sampling import SamplingParams, sample
 from bw24.source import open_model
 from bw24.speculate import AUTO, Drafted, Rounds, play
@@ -279,19 +284,38 @@ def test_the_context_ends_where_plain_decoding_ends():
         assert plain[1] == "context" and reply(e, tokens()[:50], SAMPLERS["greedy"], 8)[:2] == plain[:2]
 
 
+def equalities() -> Equalities:
+    return Equalities(lambda **changes: Engine(opened(), **{"threads": 1, **changes}), tokens()[:40])
+
+
 def test_the_gate_holds_the_rounds():
-    arms = dict(Equalities(lambda **changes: Engine(opened(), **{"threads": 1, **changes}), tokens()[:40]).arms())
-    drafted = [arm() for name, arm in arms.items() if name.startswith("drafted")]
-    assert len(drafted) == 2 and all(problem is None and "accepted" in detail for problem, detail in drafted)
+    with closing(equalities()) as gate:
+        found = {name: arm() for name, arm in gate.arms() if name.startswith(("drafted", "rows judged"))}
+    assert len(found) == 20 and all(problem is None for problem, _ in found.values())
+    assert found["drafted K=3 = plain, greedy"][1].startswith("32 tokens, ") and "bit-equal" in found["rows judged at 512 = decoded"][1]
 
 
 def test_the_gate_sees_another_text(monkeypatch: pytest.MonkeyPatch):
     """A token that is not the one that was drawn."""
     real = Drafted.round
     monkeypatch.setattr(Drafted, "round", lambda *a: [t ^ (i == 0) for i, t in enumerate(real(*a))])
-    equalities = Equalities(lambda **changes: Engine(opened(), **{"threads": 1, **changes}), tokens()[:40])
-    problem, _ = equalities.drafted(SamplingParams())
+    with closing(equalities()) as gate:
+        problem, _ = gate.speculation.drafted(3, "greedy")
     assert problem and "tokens agree" in problem
+
+
+def test_the_gate_sees_lost_acceptance(monkeypatch: pytest.MonkeyPatch):
+    """Rounds of the packaged model are those recorded; hidden rows from the wrong side of the norm leave the text and lose drafts."""
+    with open_model(resolve("demo").path) as model:
+        ids = gate_ids(model, model.builder.rows("token_embd.weight"), GATE_ROWS)
+
+        def lines(hidden: str) -> list[tuple[str | None, str]]:
+            arms = Speculation(lambda **_: Engine(model, device="cpu", threads=2, draft=embedded(model, hidden)), ids)
+            with closing(arms):
+                return [arms.drafted(k, sampler) for k in (1, 3, 8) for sampler in SAMPLERS_OF_GATE]
+
+        assert all(problem is None and detail.endswith("as recorded") for problem, detail in lines("post"))
+        assert all(problem and "recorded are" in problem for problem, _ in lines("pre"))
 
 
 def settled(accepts: float, draft: float, step: float, row: float) -> list[int]:
@@ -478,3 +502,53 @@ def test_gen_reports_rounds(tmp_path: Path):
     assert drafted["ids"] == plain["ids"] and drafted["text"] == plain["text"] and "speculation" not in plain
     assert drafted["speculation"]["k"] == 3 and drafted["speculation"]["rounds"] > 0 and "rounds" in done[1].stderr
     assert runs[2]["ids"] == runs[0]["ids"] and runs[2]["speculation"]["k"] == "auto"
+
+
+def test_chat_with_drafts_says_what_plain_chat_says():
+    """Two turns and an undo; the second turn begins with what the first left."""
+    lines = "Write a function\nAnd another one\n/undo\nAnd a class\n"
+
+    def said(*more: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "bw24", "chat", "demo", "-n", "24", "--device", "cpu", *more]
+        done = subprocess.run(command, input=lines, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    plain = said("--spec", "off")[0]
+    for more in (("--spec", "3"), ("--spec", "auto", "-T", "0"), ()):
+        text, notes = said(*more)
+        assert text == plain and notes.count(" rounds, ") == 3
+
+
+def test_bench_breaks_rounds_down():
+    command = [sys.executable, "-m", "bw24", "bench", "demo", "--sizes", "16", "--tokens", "24", "--spec", "2", "--accept", "0.5", "--json",
+               "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["speculation"]
+    assert found["synthetic"] is True and found["accept"] == 0.5 and found["k"] == 2
+    assert set(found["round_milliseconds"]) == {"draft", "verify", "commit"}
+    assert abs(found["accepted"] / sum(found["reached_by_position"]) - 0.5) < 0.25 and found["gain"] > 0 and len(found["samples"]) == 5
+    done = subprocess.run([*command, "--accept", "1.5"], capture_output=True, text=True)
+    assert done.returncode == 2 and "above 0 up to 1" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["code", "prose", "chat"])
+def test_acceptance_of_the_demo_model_is_its_goldens(goldens: Path, kind: str):
+    """Shares of judged drafts accepted by position, K = 3, over the prompts of a class; goldens are torch's in f32."""
+    where = goldens.parent / "demo"
+    if not (where / "hf").is_dir():
+        pytest.skip("the demo model's checkpoint is not beside the goldens")
+    found = json.loads((where / "demo_prompts.json").read_text(encoding="utf-8"))
+    prompts = [p for p in (found if isinstance(found, list) else found["prompts"]) if p["class"] == kind]
+    expected = json.loads((where / "acceptance.json").read_text(encoding="utf-8"))[kind]["conditional"]
+    total = Rounds()
+    with open_model(where / "hf", "keep") as model, Engine(model, draft=True, ctx=1024, device="cpu") as e:
+        for p in prompts:
+            with closing(Drafted(e, 3, SAMPLERS["greedy"], len(p["ids"]) + 192)) as seq:
+                logits, ends = seq.prefill(p["ids"])[-1], model.tokenizer.eog_ids
+                made = Generation(seq, None, p["ids"], logits, SAMPLERS["greedy"], ctx=e.ctx, limit=192, stop_ids=ends)
+                assert not list(made)
+                total.add(seq.stats)
+    for i, share in enumerate(expected):
+        assert abs(total.accepted[i] / total.reached[i] - share) < 0.02, (kind, i)

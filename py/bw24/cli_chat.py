@@ -8,7 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .cli_common import EXIT_MISMATCH, EXIT_OK, add_command, open_engine, open_model, progress_bar, say, write
+from .cli_common import (
+    EXIT_MISMATCH,
+    EXIT_OK,
+    add_command,
+    drafts_a_round,
+    open_drafter,
+    open_engine,
+    open_model,
+    progress_bar,
+    say,
+    write,
+)
 from .errors import Bw24Error
 
 if TYPE_CHECKING:
@@ -17,6 +28,7 @@ if TYPE_CHECKING:
     from .generate import Generation, Stats
     from .sampling import SamplingParams
     from .source import Model
+    from .speculate import Drafted
 
 CHAT_EXAMPLES = """
 bw24 chat                                 talk to the default model
@@ -49,13 +61,15 @@ def encode_messages(model: Model, messages: Sequence[Mapping[str, Any]]) -> list
 
 
 class Conversation:
-    """Messages, and one sequence that holds as much of them as the last turn left. `limit`: tokens of a reply, None for no limit."""
+    """Messages, and one sequence that holds as much of them as the last turn left. `limit`: tokens of a reply, None for no limit; `k`: drafts a
+    round, 0 for none."""
 
-    def __init__(self, model: Model, engine: Engine, params: SamplingParams, stops: Sequence[str], limit: int | None, system: str | None):
+    def __init__(self, model: Model, engine: Engine, params: SamplingParams, stops: Sequence[str], limit: int | None, system: str | None,
+                 k: int = 0):
         self.model, self.engine, self.params, self.stops, self.limit = model, engine, params, stops, limit
-        self.system = system
+        self.system, self.k = system, k
         self.messages: list[dict[str, str]] = []
-        self.seq: Timeline | None = None
+        self.seq: Timeline | Drafted | None = None
 
     def reset(self) -> None:
         """Forget the messages; the sequence stays, for what it still shares with the next prompt."""
@@ -87,20 +101,23 @@ class Conversation:
     def begin(self, text: str) -> Generation | None:
         """The reply to `text`, ready to iterate over. The first prompt goes through the gate; None if it fails."""
         from . import gate, generate
+        from .speculate import Drafted
 
         ids = self.prompt_ids(text)
         kept = self.reuse(ids)
         stats = generate.Stats(prompt_tokens=len(ids), cached_tokens=kept)
         with progress_bar("prompt", "tokens") as bar:
             if self.seq is None:
-                check = gate.verify_prefill(self.engine, ids, progress=bar)
+                drafted = Drafted(self.engine, self.k, self.params, stop=self.model.tokenizer.eog_ids) if self.k else None
+                check = gate.verify_prefill(self.engine, ids, progress=bar, drafted=drafted)
                 say(check.line())
                 if not check.match:
                     return None
-                self.seq, logits, stats.prompt_seconds = check.seq, check.logits, check.prompt_seconds
+                self.seq, logits, stats.prompt_seconds = drafted or check.seq, check.logits, check.prompt_seconds
             else:
                 started = generate.now()
-                logits = generate.prefill(self.engine, self.seq, ids[kept:], progress=bar)[-1]
+                rest = ids[kept:]
+                logits = (self.seq.prefill(rest, progress=bar) if self.k else generate.prefill(self.engine, self.seq, rest, progress=bar))[-1]
                 stats.prompt_seconds = generate.now() - started
         return generate.Generation(self.seq, self.model.tokenizer, ids, logits, self.params, ctx=self.engine.ctx, limit=self.limit,
                                    stop_ids=self.model.tokenizer.eog_ids, stops=self.stops, stats=stats)
@@ -170,8 +187,9 @@ def run_chat(args: argparse.Namespace) -> int:
     with open_model(args) as model:
         if model.chat_template is None:
             raise Bw24Error(f"{model.name}: the model file has no chat template; `bw24 gen --raw` continues plain text")
-        with open_engine(model, args) as engine:
-            conversation = Conversation(model, engine, params, args.stop, None if args.n < 0 else args.n, args.system)
+        with open_engine(model, args, draft=open_drafter(model, args)) as engine:
+            k = drafts_a_round(args) if engine.draft else 0
+            conversation = Conversation(model, engine, params, args.stop, None if args.n < 0 else args.n, args.system, k)
             if interactive:
                 with suppress(ImportError):
                     import readline  # noqa: F401  (editing and history of the lines typed, for as long as the program runs)
@@ -196,7 +214,8 @@ def talk(conversation: Conversation, interactive: bool) -> int:
             if stats is None:
                 return EXIT_MISMATCH
             prompt = f"{stats.prompt_tokens} prompt tokens, {stats.cached_tokens} of them kept"
-            say(f"[{prompt}; {stats.generated_tokens} generated, {stats.rate:.1f} tok/s]")
+            drafts = f"; {conversation.seq.stats.line()}" if conversation.k else ""
+            say(f"[{prompt}; {stats.generated_tokens} generated, {stats.rate:.1f} tok/s{drafts}]")
         except KeyboardInterrupt:  # at the prompt, or during the prompt's pass: the reply itself handles its own
             if not interactive:
                 raise

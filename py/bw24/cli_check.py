@@ -15,9 +15,13 @@ from .cli_common import (
     EXIT_ERROR,
     EXIT_MISMATCH,
     EXIT_OK,
+    SPEC_FLAGS,
     TIER_FLAGS,
     add_command,
+    drafts_a_round,
+    drafts_by,
     engine_settings,
+    open_drafter,
     open_engine,
     open_model,
     progress_bar,
@@ -30,6 +34,7 @@ from .errors import Bw24Error
 
 if TYPE_CHECKING:
     from .bench import Cell
+    from .bench_spec import SpecResult
     from .engine import Engine
     from .gate import PrefillCheck
     from .peer import Peer
@@ -67,10 +72,11 @@ def add_commands(commands: Any) -> None:
                           KERNEL_EXAMPLES, (*ENGINE_FLAGS, "json"))
     kernels.add_argument("--verbose", action="store_true", help="print every case, not only those that differ")
     gate = add_command(commands, "gate", run_gate, "compute the same rows in different ways and compare the bits", GATE_EXAMPLES,
-                       (*ENGINE_FLAGS, *TIER_FLAGS, "json"))
+                       (*SPEC_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS, "json"))
     gate.add_argument("--full", action="store_true", help="add the slow arms")
     bench = add_command(commands, "bench", run_bench, "measure prefill and decode, after the exactness gate", BENCH_EXAMPLES,
-                        (*ENGINE_FLAGS, *TIER_FLAGS, "json"))
+                        (*SPEC_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS, "json"))
+    bench.add_argument("--accept", type=_share, metavar="P", help="with --spec: take drafts with probability P whatever they are (synthetic)")
     bench.add_argument("--sizes", type=_sizes(1), default=(256, 1024), metavar="N,N", help="prompt lengths to time (default: 256,1024)")
     bench.add_argument("--tokens", type=_sizes(1), default=(64,), metavar="N,N", help="numbers of tokens to generate (default: 64)")
     bench.add_argument("--depths", type=_sizes(0), default=(0,), metavar="N,N", help="tokens already in the cache (default: 0)")
@@ -93,6 +99,15 @@ def _sizes(low: int) -> Callable[[str], tuple[int, ...]]:
         return tuple(int(p) for p in parts)
 
     return convert
+
+
+def _share(text: str) -> float:
+    try:
+        if 0 < float(text) <= 1:
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"expected a number above 0 up to 1, found {text!r}")
 
 
 def _count_from(low: int) -> Callable[[str], int]:
@@ -162,6 +177,8 @@ def run_gate(args: argparse.Namespace) -> int:
     from .gate import FAIL, PASS, SKIP, Equalities
 
     def factory(**changes: Any) -> Engine:
+        if changes.get("draft"):
+            changes["draft"] = open_drafter(model, args)
         return Engine(model, **{**engine_settings(args), **changes})
 
     from .engine import Engine
@@ -172,7 +189,7 @@ def run_gate(args: argparse.Namespace) -> int:
             raise Bw24Error(f"gate needs a context of at least 41 tokens, found {args.ctx or model.context_length}")
         ids = gate_ids(model, model.builder.rows("token_embd.weight"), n)
         verdicts = []
-        with contextlib.closing(Equalities(factory, ids, args.full)) as equalities:
+        with contextlib.closing(Equalities(factory, ids, args.full, drafts_by(model, args))) as equalities:
             say(equalities.engine.device_line)
             for verdict in equalities.run():
                 verdicts.append(verdict)
@@ -237,7 +254,8 @@ def run_bench(args: argparse.Namespace) -> int:
             replay.check_file(record, Path(model.path).name, model.file.size)
         if args.ctx is None:
             args.ctx = min(model.context_length, max(longest, 512))  # what is timed is all that must fit
-        with open_engine(model, args) as engine:
+        drafts = bool(args.spec) or args.accept is not None  # figures are plain decoding's where nothing else was asked for
+        with open_engine(model, args, draft=open_drafter(model, args) if drafts else None) as engine:
             if longest > engine.ctx:
                 raise Bw24Error(f"bench: the longest test has {longest} tokens, the context holds {engine.ctx}")
             peer = find_peer(args, model, engine, cells) if args.vs else None
@@ -247,12 +265,25 @@ def run_bench(args: argparse.Namespace) -> int:
             with progress_bar("bench", "rounds") as bar:
                 result = bench.run_bench(Subject(engine), peer, cells, args.rounds, wall_gbps=read_wall(engine), progress=bar,
                                          weight_bytes=bytes_per_token(model), context=bench_context(model, engine, check))
+            spec = bench_drafts(args, model, engine) if engine.draft else None
     entries = replay.compare(record, result) if record else []
     if args.json:
-        write_json(result.as_json() | ({"row": record.id, "compared": entries} if record else {}))
+        write_json(result.as_json() | ({"row": record.id, "compared": entries} if record else {}) | ({"speculation": spec.as_json()} if spec else {}))
     else:
-        write("\n".join(result.lines() + (replay.lines(record, entries) if record else [])) + "\n")
+        write("\n".join(result.lines() + (replay.lines(record, entries) if record else []) + (spec.lines() if spec else [])) + "\n")
     return EXIT_OK
+
+
+def bench_drafts(args: argparse.Namespace, model: Model, engine: Engine) -> SpecResult:
+    """Drafted replies against plain ones: the first of --tokens after a prompt of the first of --depths (at least 16 tokens)."""
+    from . import bench_spec
+
+    ids = gate_ids(model, engine.n_vocab, max(args.depths[0], 16))
+    tokens = min(args.tokens[0], engine.ctx - len(ids) - 40)
+    if tokens < 1:
+        raise Bw24Error(f"bench: a prompt of {len(ids)} tokens and a reply do not fit the context of {engine.ctx}")
+    with progress_bar("drafts", "pairs") as bar:
+        return bench_spec.run(engine, ids, tokens=tokens, k=drafts_a_round(args), accept=args.accept, pairs=args.rounds, progress=bar)
 
 
 def run_bench_url(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .source import Model
 
+UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
 EXIT_OK, EXIT_ERROR, EXIT_MISMATCH, EXIT_INTERRUPTED = 0, 2, 3, 130
 SPEC_FLAGS = ("spec", "draft", "draft_hidden", "spec_sampling")
 TIER_FLAGS = ("vram", "ram", "nvme", "tier_policy", "profile")
@@ -106,8 +107,18 @@ def open_engine(model: Model, args: argparse.Namespace, **changes: Any) -> Engin
     """Load the weights; says so where the context had to be less than the model's own."""
     from .engine import Engine
 
-    with progress_bar("load", "B") as bar:
-        engine = Engine(model, progress=bar, **{**engine_settings(args), **changes})
+    def load(**more: Any) -> Engine:
+        with progress_bar("load", "B") as bar:
+            return Engine(model, progress=bar, **{**engine_settings(args), **more})
+
+    changes = {name: value for name, value in changes.items() if value is not None}
+    try:
+        engine = load(**changes)
+    except Bw24Error as error:  # drafts that nobody asked for are no reason to fail
+        if not changes.get("draft") or getattr(args, "spec", None) is not None or error.code != UNSUPPORTED:
+            raise
+        say(f"without drafts: {error}")
+        engine = load(**{name: value for name, value in changes.items() if name != "draft"})
     say(engine.device_line)
     for line in (engine.placement.note if engine.placement else None, engine.note):
         if line:
@@ -115,16 +126,35 @@ def open_engine(model: Model, args: argparse.Namespace, **changes: Any) -> Engin
     return engine
 
 
+def drafts_by(model: Model, args: argparse.Namespace) -> bool:
+    """Whether the settings ask for drafts: unless --spec is off, where --draft names a drafter or the model has an MTP block. --spec K without
+    either is an error."""
+    if args.spec == 0:
+        return False
+    if args.draft or model.mtp is not None:
+        return True
+    if args.spec is not None:
+        raise Bw24Error(f"{model.path.name}: the file has no MTP block to draft with; --draft FILE names a drafter, --spec off goes without")
+    return False
+
+
 def open_drafter(model: Model, args: argparse.Namespace) -> Draft | None:
-    """The drafter that the settings name, else the model's own MTP block; None where --spec is off. Raises Bw24Error."""
+    """The drafter that the settings name, else the model's own MTP block; None where they ask for no drafts. Raises Bw24Error."""
     from . import drafter
 
-    if not args.spec:
+    if not drafts_by(model, args):
         return None
     if args.draft:
         path = drafter.resolve_draft(args.draft, progress=sys.stderr.isatty(), cache=flags.environment("cache"))
         return drafter.open_draft(path, model, args.draft_hidden)
     return drafter.embedded(model, args.draft_hidden)
+
+
+def drafts_a_round(args: argparse.Namespace) -> int:
+    """--spec for an engine that has a drafter: auto where nothing was said."""
+    from .speculate import AUTO
+
+    return AUTO if args.spec is None else args.spec
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from .cli_common import (
     TIER_FLAGS,
     add_command,
     amount,
+    drafts_a_round,
     open_drafter,
     open_engine,
     open_model,
@@ -78,7 +79,7 @@ def add_commands(commands: Any) -> None:
     gen = add_command(commands, "gen", run_gen, "generate a reply to one prompt, streamed", GEN_EXAMPLES,
                       (*PROMPT_FLAGS, "n", *SAMPLING_FLAGS, *SPEC_FLAGS, *ENGINE_FLAGS, "prefill", *TIER_FLAGS, "stats", "trace", "json"))
     gen.description += GEN_TEXT
-    cli_chat.add_command_to(commands, (*SAMPLING_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS))
+    cli_chat.add_command_to(commands, (*SAMPLING_FLAGS, *SPEC_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS))
     tokenize = add_command(commands, "tokenize", run_tokenize, "show a text's tokens, or the text of token ids", TOKENIZE_EXAMPLES,
                            ("prompt", "prompt_ids", "json"))
     tokenize.add_argument("--ids", action="store_true", help="print the ids on one line, nothing else")
@@ -185,7 +186,9 @@ def run_gen(args: argparse.Namespace) -> int:
             check_ids(prompt.ids, engine.n_vocab)
             generate.check_fits(len(prompt.ids), engine.ctx)
             end = None if limit is None else len(prompt.ids) + limit
-            drafted = Drafted(engine, args.spec, params, end, sampling_mode=args.spec_sampling) if args.spec else None
+            drafted = None
+            if engine.draft:
+                drafted = Drafted(engine, drafts_a_round(args), params, end, stop=model.tokenizer.eog_ids, sampling_mode=args.spec_sampling)
             with progress_bar("prompt", "tokens") as bar:
                 check = gate.verify_prefill(engine, prompt.ids, progress=bar, drafted=drafted)
             say(check.line())
@@ -244,7 +247,7 @@ def report_gen(args: argparse.Namespace, model: Model, engine: Engine, check: Pr
             "model": model.name, "text": text, "ids": reply.ids, "reason": reply.reason, "gate": check.as_dict(), **stats.as_dict(),
             "load_seconds": round(loading, 4), "peak_memory_bytes": peak, "backend": engine.backend, "isa": engine.isa,
             "threads": engine.threads, "kv": engine.kv, "context": engine.ctx, "seed": args.seed, "temperature": args.temperature,
-            **({"speculation": {"k": args.spec if args.spec > 0 else "auto", "draft": engine.draft.name,
+            **({"speculation": {"k": "auto" if drafts_a_round(args) < 0 else args.spec, "draft": engine.draft.name,
                                 "sampling": args.spec_sampling, **rounds.as_dict()}} if rounds else {}),
             **({"tiers": recorder.as_dict()} if recorder else {}),
         })

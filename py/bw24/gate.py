@@ -17,7 +17,8 @@ import numpy as np
 
 from . import sampling
 from .errors import Bw24Error
-from .generate import Generation, Progress, common_prefix, prefill
+from .gate_spec import Speculation
+from .generate import Progress, prefill
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -167,17 +168,24 @@ def sampled(engine: Engine, ids: Sequence[int], seed: int, count: int, width: in
 
 
 class Equalities:
-    """Runs each equality on one model. `ids` is the prompt; `full` adds the slow arms; `factory` makes engines."""
+    """Runs each equality on one model. `ids` is the prompt; `full` adds the slow arms; `factory` makes engines. drafts: whether factory(draft=True)
+    has a drafter (None: where the model has an MTP block)."""
 
-    def __init__(self, factory: Factory, ids: Sequence[int], full: bool = False):
+    def __init__(self, factory: Factory, ids: Sequence[int], full: bool = False, drafts: bool | None = None):
         self.factory, self.ids, self.full = factory, list(ids), full
         self.slow_ids = self.ids if full else self.ids[:12]  # rows for arms without SIMD
         self.engine = factory()
         self.base = run_rows(self.engine, self.ids, len(self.ids))
         self._reference: np.ndarray | None = None
+        model = getattr(self.engine, "model", None)
+        if drafts is None:
+            drafts = model is not None and model.mtp is not None
+        self.speculation = Speculation(factory, ids, full) if drafts else None
 
     def close(self) -> None:
         self.engine.close()
+        if self.speculation:
+            self.speculation.close()
 
     def run(self) -> Iterator[Verdict]:
         """Every equality in turn."""
@@ -208,11 +216,8 @@ class Equalities:
             yield f"isa {isa} = ref", lambda isa=isa: self.isa(isa)
         for kv in KV_FORMATS:
             yield f"KV {kv}: prefill = decode", lambda kv=kv: self.kv(kv)
-        model = getattr(self.engine, "model", None)
-        if model is not None and model.mtp is not None:
-            for name, temperature in (("greedy", 0.0), ("seeded at temperature 0.7", 0.7)):
-                params = sampling.SamplingParams(temperature=temperature, seed=7)
-                yield f"drafted K 1..8 = plain, {name}", lambda params=params: self.drafted(params)
+        if self.speculation:
+            yield from self.speculation.arms()
         if self.full:
             yield "long prompt, past the sliding window: cut into 100 = whole", self.long_prompt
 
@@ -290,28 +295,6 @@ class Equalities:
             with foreign_float_environment():
                 found = self.engine.step([(seq, token, True) for token in self.ids[: self.engine.max_rows]])
         return compare(self.base[: len(found)], found), self.counted(len(found))
-
-    def drafted(self, params: sampling.SamplingParams) -> tuple[str | None, str]:
-        """Replies of 32 tokens with 1 to 8 drafts a round."""
-        from .speculate import Drafted
-
-        def reply(engine: Engine, k: int) -> tuple[list[int], list[int]]:
-            with contextlib.closing(Drafted(engine, k, params) if k else engine.sequence()) as seq:
-                logits = seq.prefill(self.ids)[-1] if k else seq.prefill(self.ids)
-                made = Generation(seq, None, self.ids, logits, params, ctx=engine.ctx, limit=32)
-                for _ in made:
-                    pass
-                return made.ids, [seq.stats.rounds, seq.stats.drafted, sum(seq.stats.accepted)] if k else []
-
-        with self.factory(draft=True) as engine:
-            plain, _ = reply(engine, 0)
-            sums = np.zeros(3, int)
-            for k in range(1, 9):
-                found, counts = reply(engine, k)
-                if found != plain:
-                    return f"K={k}: {common_prefix(found, plain)} of {len(plain)} tokens agree", ""
-                sums += counts
-        return None, f"8 x {len(plain)} tokens: {sums[0]} rounds, {sums[1]} drafted, {sums[2]} accepted"
 
     def reference(self) -> np.ndarray:
         """The plain C reference's rows of slow_ids."""

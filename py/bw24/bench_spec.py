@@ -1,0 +1,98 @@
+"""What speculative decoding gains: plain and drafted replies in turn on one engine, medians, where a round's time goes. Owns the order of measuring;
+knows no files and no text.
+
+With `accept` drafts are taken with that probability whatever they are, so a figure for an acceptance needs no model that has it: the work is
+that of real rounds, the tokens mean nothing, and every figure is labelled synthetic."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .sampling import SamplingParams
+from .speculate import AUTO, Drafted, Rounds
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+@dataclass
+class SpecResult:
+    """Tokens a second of plain and drafted replies, pair by pair, and the rounds of the drafted ones."""
+
+    k: int
+    draft: str
+    accept: float | None
+    tokens: int
+    depth: int
+    plain: list[float] = field(default_factory=list)
+    drafted: list[float] = field(default_factory=list)
+    rounds: Rounds = field(default_factory=Rounds)
+
+    @property
+    def gain(self) -> float:
+        """Median of the pairs' ratios, drafted over plain."""
+        return statistics.median(d / p for d, p in zip(self.drafted, self.plain, strict=True))
+
+    def as_json(self) -> dict[str, Any]:
+        """For the bench's JSON object."""
+        r = self.rounds
+        each = [1000 * s / max(r.rounds, 1) for s in r.seconds]
+        return {
+            "k": "auto" if self.k == AUTO else self.k, "draft": self.draft, "synthetic": self.accept is not None, "accept": self.accept,
+            "tokens": self.tokens, "depth": self.depth, "plain_tokens_per_second": statistics.median(self.plain),
+            "tokens_per_second": statistics.median(self.drafted), "gain": self.gain, "plain_samples": self.plain, "samples": self.drafted,
+            "round_milliseconds": dict(zip(("draft", "verify", "commit"), (round(x, 4) for x in each), strict=True)), **r.as_dict(),
+        }
+
+    def lines(self) -> list[str]:
+        """The result as text."""
+        r = self.rounds
+        ms = [1000 * s / max(r.rounds, 1) for s in r.seconds]
+        how = f"synthetic acceptance {self.accept:g}" if self.accept is not None else "acceptance as it comes"
+        shares = ", ".join(f"{a / n:.3f}" for a, n in zip(r.accepted, r.reached, strict=True) if n) or "nothing judged"
+        return [
+            f"drafts: K={'auto' if self.k == AUTO else self.k}, {self.draft}, {how}, {self.tokens} tokens at {self.depth}",
+            f"  plain {statistics.median(self.plain):.1f} tok/s, drafted {statistics.median(self.drafted):.1f} tok/s, {self.gain:.2f}x",
+            f"  {r.line()}; by position {shares}",
+            f"  a round: draft {ms[0]:.2f} ms, verify {ms[1]:.2f} ms, commit {ms[2]:.2f} ms",
+        ]
+
+
+def reply(engine: Engine, prompt: Sequence[int], tokens: int, k: int, accept: float | None, rounds: Rounds) -> float:
+    """Tokens a second of one greedy reply without stop ids; k 0: plain."""
+    params = SamplingParams()
+    seq = Drafted(engine, k, params, len(prompt) + tokens + 32, synthetic=accept or 0.0) if k else engine.sequence()
+    with contextlib.closing(seq):
+        last = seq.prefill(prompt)
+        past = [*prompt, int(np.argmax(last[-1] if k else last))]
+        made, started = 0, time.perf_counter()
+        while made < tokens:
+            follow = seq.round(past[-1], past) if k else [seq.draw(past[-1], params, past)]
+            past += follow
+            made += len(follow)
+        spent = time.perf_counter() - started
+        if k:
+            rounds.add(seq.stats)
+    return made / spent
+
+
+def run(engine: Engine, prompt: Sequence[int], *, tokens: int, k: int, accept: float | None = None, pairs: int = 5,
+        progress: Callable[[int, int], None] | None = None) -> SpecResult:
+    """Warm up, then `pairs` pairs of a plain and a drafted reply of `tokens` tokens after `prompt`; who goes first changes from pair to pair."""
+    out = SpecResult(k, engine.draft.name, accept, tokens, len(prompt))
+    sides = ((0, out.plain, Rounds()), (k, out.drafted, out.rounds))
+    for depth, _, _ in sides:
+        reply(engine, prompt, min(tokens, 32), depth, accept, Rounds())
+    for pair in range(pairs):
+        for depth, samples, rounds in sides if pair % 2 == 0 else sides[::-1]:
+            samples.append(reply(engine, prompt, tokens, depth, accept, rounds))
+        if progress:
+            progress(pair + 1, pairs)
+    return out

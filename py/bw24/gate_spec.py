@@ -1,0 +1,115 @@
+"""The gate's arms for speculative decoding: replies with every depth against plain decoding's, judged rows against decoded ones, and the counts of
+rounds against recorded ones. Knows engines and timelines; knows no text and no file but the recorded counts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from . import sampling
+from .gate_counts import RECORDED
+from .generate import Generation, common_prefix
+from .speculate import AUTO, Drafted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .engine import Engine
+
+SAMPLERS = {
+    "greedy": sampling.SamplingParams(),
+    "seeded at temperature 0.7": sampling.SamplingParams(temperature=0.7, seed=7),
+}
+DEPTHS = (*range(1, 9), AUTO)
+TOKENS, FULL_TOKENS = 32, 512  # of a reply
+WIDEST = 9  # rows of a judging step: 8 drafts and the token before them
+HASHED = 64 << 20  # larger files have no recorded counts
+Arm = Callable[[], tuple[str | None, str]]
+
+
+def counts_of(path: Path, tokens: int) -> dict[str, dict[int, list[int]]]:
+    """What was recorded for a model file and replies of so many tokens: sampler -> depth -> [rounds, drafted, accepted]; empty for other files."""
+    if not path.is_file() or path.stat().st_size > HASHED:
+        return {}
+    return RECORDED.get((hashlib.sha256(path.read_bytes()).hexdigest()[:16], tokens), {})
+
+
+class Speculation:
+    """The arms of one model. `factory(draft=True)` makes an engine with the drafter; `ids` is the prompt."""
+
+    def __init__(self, factory: Callable[..., Engine], ids: Sequence[int], full: bool = False):
+        self.factory, self.ids, self.tokens, self.full = factory, list(ids), FULL_TOKENS if full else TOKENS, full
+        self._engine: Engine | None = None
+        self._plain: dict[str, list[int]] = {}
+        self._counts: dict[str, dict[int, list[int]]] | None = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            self._engine = self.factory(draft=True)
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    def arms(self) -> Iterator[tuple[str, Arm]]:
+        """As gate.Equalities.arms."""
+        for sampler in SAMPLERS:
+            for k in DEPTHS:
+                name = "auto" if k == AUTO else f"K={k}"
+                yield f"drafted {name} = plain, {sampler}", lambda k=k, sampler=sampler: self.drafted(k, sampler)
+        for depth in (len(self.ids), 512, *((4200,) if self.full else ())):
+            yield f"rows judged at {depth} = decoded", lambda depth=depth: self.judged(depth)
+
+    def reply(self, k: int, sampler: str) -> tuple[list[int], list[int]]:
+        """Tokens, and [rounds, drafted, accepted]; k 0: plain decoding."""
+        engine, params = self.engine, SAMPLERS[sampler]
+        limit = min(self.tokens, engine.ctx - len(self.ids))
+        with contextlib.closing(Drafted(engine, k, params, len(self.ids) + limit) if k else engine.sequence()) as seq:
+            logits = seq.prefill(self.ids)[-1] if k else seq.prefill(self.ids)
+            made = Generation(seq, None, self.ids, logits, params, ctx=engine.ctx, limit=limit)
+            for _ in made:
+                pass
+            return made.ids, [seq.stats.rounds, seq.stats.drafted, sum(seq.stats.accepted)] if k else []
+
+    def drafted(self, k: int, sampler: str) -> tuple[str | None, str]:
+        """A reply with k drafts a round is plain decoding's, and its rounds are those recorded for this file."""
+        if sampler not in self._plain:
+            self._plain[sampler] = self.reply(0, sampler)[0]
+        plain = self._plain[sampler]
+        found, counts = self.reply(k, sampler)
+        if found != plain:
+            return f"{common_prefix(found, plain)} of {len(plain)} tokens agree", ""
+        line = "{} rounds, {} drafted, {} accepted".format(*counts)
+        said = self.recorded().get(sampler, {}).get(k)
+        if said and said != counts:
+            return "{}; recorded are {}, {}, {}".format(line, *said), ""
+        return None, f"{len(plain)} tokens, {line}{', as recorded' if said else ''}"
+
+    def recorded(self) -> dict[str, dict[int, list[int]]]:
+        """The counts that hold here: those of the file, where its own block drafts."""
+        if self._counts is None:
+            own = self.engine.draft is not None and self.engine.draft.file is None
+            self._counts = counts_of(self.engine.model.path, self.tokens) if own else {}
+        return self._counts
+
+    def judged(self, depth: int) -> tuple[str | None, str]:
+        """The rows of judging steps of 2 to 9 rows after `depth` tokens have the bits of decoding them one by one."""
+        from .gate import compare, run_rows
+
+        engine = self.engine
+        depth = min(depth, engine.ctx - WIDEST)
+        ids = (self.ids * ((depth + WIDEST) // len(self.ids) + 1))[: depth + WIDEST]
+        with contextlib.closing(Drafted(engine, min(8, engine.max_rows - 1), sampling.SamplingParams())) as seq:
+            seq.prefill(ids[:depth], 0)
+            with contextlib.closing(seq.seq.fork()) as fork:
+                rows = run_rows(engine, ids[depth:], 1, fork)
+            for width in range(2, min(WIDEST, engine.max_rows) + 1):
+                with contextlib.closing(seq.seq.fork()) as fork:
+                    problem = compare(rows[:width], run_rows(engine, ids[depth : depth + width], width, fork))
+                if problem:
+                    return f"{width} rows at {depth}: {problem}", ""
+        return None, f"steps of 2..{WIDEST} rows after {depth} tokens, bit-equal"
