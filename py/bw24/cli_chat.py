@@ -62,12 +62,12 @@ def encode_messages(model: Model, messages: Sequence[Mapping[str, Any]]) -> list
 
 class Conversation:
     """Messages, and one sequence that holds as much of them as the last turn left. `limit`: tokens of a reply, None for no limit; `k`: drafts a
-    round, 0 for none."""
+    round, 0 for none, judged by `mode` (speculate.RACE or REJECT)."""
 
     def __init__(self, model: Model, engine: Engine, params: SamplingParams, stops: Sequence[str], limit: int | None, system: str | None,
-                 k: int = 0):
+                 k: int = 0, mode: str = "race"):
         self.model, self.engine, self.params, self.stops, self.limit = model, engine, params, stops, limit
-        self.system, self.k = system, k
+        self.system, self.k, self.mode = system, k, mode
         self.messages: list[dict[str, str]] = []
         self.seq: Timeline | Drafted | None = None
 
@@ -98,17 +98,22 @@ class Conversation:
             return 0
         return self.seq.truncate(min(common_prefix(self.seq.tokens, ids), len(ids) - 1))
 
+    def drafted(self) -> Drafted:
+        """A new timeline that looks ahead."""
+        from .speculate import Drafted
+
+        return Drafted(self.engine, self.k, self.params, stop=self.model.tokenizer.eog_ids, sampling_mode=self.mode)
+
     def begin(self, text: str) -> Generation | None:
         """The reply to `text`, ready to iterate over. The first prompt goes through the gate; None if it fails."""
         from . import gate, generate
-        from .speculate import Drafted
 
         ids = self.prompt_ids(text)
         kept = self.reuse(ids)
         stats = generate.Stats(prompt_tokens=len(ids), cached_tokens=kept)
         with progress_bar("prompt", "tokens") as bar:
             if self.seq is None:
-                drafted = Drafted(self.engine, self.k, self.params, stop=self.model.tokenizer.eog_ids) if self.k else None
+                drafted = self.drafted() if self.k else None
                 check = gate.verify_prefill(self.engine, ids, progress=bar, drafted=drafted)
                 say(check.line())
                 if not check.match:
@@ -189,7 +194,7 @@ def run_chat(args: argparse.Namespace) -> int:
             raise Bw24Error(f"{model.name}: the model file has no chat template; `bw24 gen --raw` continues plain text")
         with open_engine(model, args, draft=open_drafter(model, args)) as engine:
             k = drafts_a_round(args) if engine.draft else 0
-            conversation = Conversation(model, engine, params, args.stop, None if args.n < 0 else args.n, args.system, k)
+            conversation = Conversation(model, engine, params, args.stop, None if args.n < 0 else args.n, args.system, k, args.spec_sampling)
             if interactive:
                 with suppress(ImportError):
                     import readline  # noqa: F401  (editing and history of the lines typed, for as long as the program runs)
