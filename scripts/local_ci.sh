@@ -1,9 +1,43 @@
 #!/usr/bin/env bash
-# The fast form of .ci/run, for the minute before a push: lint, build, C tests, and the Python tests that are quick.
-# Uses the current Python; builds in place.
+# The checks before a push, with the current Python and a build in place.
+#   scripts/local_ci.sh [--fast]     lint, build, C tests, and the tests that concern the change (scripts/scope.py): about a minute
+#   scripts/local_ci.sh --full       kernel-check, gates, speculation K=1..8, all tests with a budget of skips, every seeded fault: complete, half an hour
+#   scripts/local_ci.sh --gpu        the same order on a machine with a card, short (scripts/gpu.sh)
+#   scripts/local_ci.sh --perf ...   speed and acceptance against the last green revision (scripts/perf_ci.py; its options follow)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-make lint
-make
-make ctest
-"${PYTHON:-python}" -m pytest -q -x tests
+python=${PYTHON:-python}
+mode=${1:---fast}
+[ $# -eq 0 ] || shift
+case $mode in
+--fast)
+    make lint
+    make
+    make ctest
+    tests=$($python scripts/scope.py)
+    [ -z "$tests" ] || $python -m pytest -q -x $tests
+    ;;
+--full)
+    make lint
+    make
+    make ctest
+    $python -m bw24 kernel-check
+    $python -m bw24 gate demo --full
+    $python -m bw24 gate
+    mkdir -p build
+    $python -m pytest -q tests --junitxml=build/tests.xml
+    $python scripts/skips.py build/tests.xml
+    $python -m pytest -q tests/test_faults.py --faults -s
+    ;;
+--gpu)
+    exec scripts/gpu.sh build/gpu short
+    ;;
+--perf)
+    make
+    exec $python scripts/perf_ci.py "$@"
+    ;;
+*)
+    sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
