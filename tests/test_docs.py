@@ -86,3 +86,14 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     scope: dict = {}
     exec(re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S).group(1), scope)
     assert scope["logits"].shape == (260,)
+
+
+def test_every_op_is_explained():
+    import sys
+
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import docs
+
+    from bw24 import abi
+
+    assert set(abi.ops()) == set(docs.op_notes()) & set(abi.ops()), sorted(set(abi.ops()) - set(docs.op_notes()))

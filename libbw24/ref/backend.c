@@ -36,6 +36,18 @@ static int cancelled(const ref_run *r) {
     return atomic_load_explicit(&r->m->ctx->cancel, memory_order_relaxed) ? bw_fail(BW24_E_CANCELLED, "cancelled") : 0;
 }
 
+/*
+ * EMBED  y = row `token` of w, decoded to f32, times scale
+ */
+/*
+ * HIDDEN  y = the caller's rows (bw24_step_hidden), as they are
+ */
+/*
+ * CONCAT  y = a followed by b
+ */
+/*
+ * PICK_ROWS  y = the rows of x whose logits are wanted, in order; ops after it see these rows only
+ */
 static void do_embed(const ref_run *r, const bw_op *op, int i) {
     const bw_tensor *w = op->w[0];
     float *y = row_of(r, op->buf[0], i);

@@ -53,6 +53,12 @@ static float group_value(enum bw_form form, const bw_group *w, const int8_t *a) 
     return fmaf(w->m[1], (float)sum[1], fmaf(w->m[0], (float)sum[0], t));
 }
 
+/*
+ * LINEAR  y_j = sum over the columns of w_jc x_c, times the tensor's scale, plus b_j
+ *
+ * Quantised w: x as int8 in groups of 32 (ref_quant_row); the value of a group is an exact integer dot times scales (group_value); inside a
+ * segment of 256 columns p = fma(value, activation scale, p) ascending from +0; segments ascending: y = y + p. Float w: f32 fma in strands.
+ */
 float ref_dot_row(const bw_type_info *t, const uint8_t *row, int64_t cols, const int8_t *aq, const float *ad) {
     float y = 0.0f, p = 0.0f;
     for (int64_t c = 0; c < cols; c += GROUP) {
