@@ -93,7 +93,6 @@ def test_every_op_is_explained():
 
     sys.path.insert(0, str(ROOT / "scripts"))
     import docs
-
     from bw24 import abi
 
     assert set(abi.ops()) == set(docs.op_notes()) & set(abi.ops()), sorted(set(abi.ops()) - set(docs.op_notes()))

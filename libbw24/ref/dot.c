@@ -57,7 +57,7 @@ static float group_value(enum bw_form form, const bw_group *w, const int8_t *a) 
  * LINEAR  y_j = sum over the columns of w_jc x_c, times the tensor's scale, plus b_j
  *
  * Quantised w: x as int8 in groups of 32 (ref_quant_row); the value of a group is an exact integer dot times scales (group_value); inside a
- * segment of 256 columns p = fma(value, activation scale, p) ascending from +0; segments ascending: y = y + p. Float w: f32 fma in strands.
+ * segment of 256 columns p = fma(value, activation scale, p) ascending from +0; segments ascending: y = y + p. Float w: p = fma(w, x, p) in the same segments.
  */
 float ref_dot_row(const bw_type_info *t, const uint8_t *row, int64_t cols, const int8_t *aq, const float *ad) {
     float y = 0.0f, p = 0.0f;
