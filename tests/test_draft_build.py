@@ -105,6 +105,25 @@ def test_the_draft_leaves_the_text_alone(built: Path):
                 assert texts[0] == texts[1] == texts[2] == texts[3]
 
 
+def test_ranks_and_trim_are_the_parts_of_build(built: Path, tmp_path: Path, capsys):
+    words = ("--rows", "64", "--tokens", "200", "--limit", "16", "-t", "2", "--seed", "9", "-T", "0.5", "--json")
+    assert run("ranks", DEMO, tmp_path / "r.txt", *words) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert run("ranks", DEMO, tmp_path / "r.gguf", *words) == 0
+    assert run("trim", DEMO, tmp_path / "r.txt", tmp_path / "t.gguf", "--json") == 0
+    assert run("build", DEMO, tmp_path / "b.gguf", "--ranks", tmp_path / "r.gguf") == 0
+    assert run("build", DEMO, tmp_path / "c.gguf", *words) == 0
+    assert (tmp_path / "t.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    with open_gguf(tmp_path / "t.gguf") as trimmed, open_gguf(tmp_path / "c.gguf") as whole, open_gguf(tmp_path / "r.gguf") as table:
+        ids = [int(line) for line in (tmp_path / "r.txt").read_text(encoding="ascii").split()]
+        assert len(ids) == said["rows"] == 64 and np.frombuffer(table.data("d2t"), "<i4").tolist() == ids
+        assert set(table.tensors) == {"d2t"} and table.metadata["bw24.draft.tokens"] == said["tokens"] >= 200
+        for name in trimmed.tensors:
+            assert bytes(trimmed.data(name)) == bytes(whole.data(name)), name
+        assert trimmed.metadata["bw24.draft.ranks"] == whole.metadata["bw24.draft.ranks"] == said["ranks"]
+        assert whole.metadata["bw24.draft.seed"] == 9 and whole.metadata["bw24.draft.corpus"] == said["corpus"]
+
+
 # ---- interrupted runs
 
 

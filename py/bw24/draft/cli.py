@@ -136,7 +136,7 @@ def _positions(parser: argparse.ArgumentParser, **names: str) -> None:
 
 def _corpus_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("replies")
-    group.add_argument("--rows", metavar="N", type=_count, default=ROWS, help=f"rows of the cut head (default: {ROWS})")
+    group.add_argument("--rows", metavar="N", type=_count, help=f"rows of the cut head (default: {ROWS}, or all of --ranks)")
     group.add_argument("--tokens", metavar="N", type=_count,
                        help=f"tokens to generate (default: {PER_ROW} a row, the least that ranks so many well)")
     group.add_argument("--limit", metavar="N", type=_count, default=LIMIT, help=f"most tokens of a reply (default: {LIMIT})")
@@ -184,11 +184,23 @@ def _check_out(args: argparse.Namespace, *also: str | None) -> None:
         raise Bw24Error(f"{show(args.out, 4096)}: exists; --force replaces it")
 
 
-def _check_rows(rows: int, model: Model) -> int:
+def _check_rows(args: argparse.Namespace, model: Model) -> int:
+    """Settles --rows; returns the vocabulary's size."""
     vocabulary = model.builder.rows("token_embd.weight")
-    if rows > vocabulary:
-        raise Bw24Error(f"--rows {rows}: the model's vocabulary has {vocabulary} tokens; a cut head needs fewer")
+    args.rows = args.rows or ROWS
+    if args.rows > vocabulary:
+        raise Bw24Error(f"--rows {args.rows}: the model's vocabulary has {vocabulary} tokens; a cut head needs fewer")
     return vocabulary
+
+
+def _given_ranks(args: argparse.Namespace, model: Model, name: str) -> np.ndarray:
+    """The first --rows ranks of a list, all of them where that is not said."""
+    from . import ranks
+
+    ids = ranks.read(Path(name), model.builder.rows("token_embd.weight"))
+    if args.rows and args.rows > len(ids):
+        raise Bw24Error(f"--rows {args.rows}: {show(name)} has {len(ids)} ranks")
+    return ids[: args.rows or len(ids)]
 
 
 def _params(args: argparse.Namespace, model: Model) -> Any:
@@ -284,15 +296,12 @@ def _said(args: argparse.Namespace, done: Written, report: dict[str, Any]) -> in
 
 def run_build(args: argparse.Namespace) -> int:
     """Exit code of `bw24-draft build`."""
-    from . import ranks
-
     _check_out(args, args.corpus_out, args.work)
     with _opened(args) as model:
         _check_source(args, model)
-        vocabulary = _check_rows(args.rows, model)
         if args.ranks:
-            ids = ranks.read(Path(args.ranks), vocabulary)[: args.rows]
-            return _said(args, _write_draft(args, model, ids, {}), {})
+            return _said(args, _write_draft(args, model, _given_ranks(args, model, args.ranks), {}), {})
+        vocabulary = _check_rows(args, model)
         ids, facts, report = _ranked(args, model, vocabulary)
         done = _write_draft(args, model, ids, facts)
     if not args.work:
@@ -310,7 +319,7 @@ def run_ranks(args: argparse.Namespace) -> int:
 
     _check_out(args, args.corpus_out, args.work)
     with _opened(args) as model:
-        vocabulary = _check_rows(args.rows, model)
+        vocabulary = _check_rows(args, model)
         ids, facts, report = _ranked(args, model, vocabulary)
         ranks.write(Path(args.out), ids, provenance(model, ids, facts))
     if not args.work:
@@ -322,15 +331,10 @@ def run_ranks(args: argparse.Namespace) -> int:
 
 def run_trim(args: argparse.Namespace) -> int:
     """Exit code of `bw24-draft trim`."""
-    from . import ranks
-
     _check_out(args)
     with _opened(args) as model:
         _check_source(args, model)
-        ids = ranks.read(Path(args.ranks_file), model.builder.rows("token_embd.weight"))
-        if args.rows and args.rows > len(ids):
-            raise Bw24Error(f"--rows {args.rows}: {show(args.ranks_file)} has {len(ids)} ranks")
-        return _said(args, _write_draft(args, model, ids[: args.rows or len(ids)], {}), {})
+        return _said(args, _write_draft(args, model, _given_ranks(args, model, args.ranks_file), {}), {})
 
 
 def run_validate(args: argparse.Namespace) -> int:
