@@ -22,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import synth_moe  # noqa: E402
 from bw24.errors import Bw24Error  # noqa: E402
 from bw24.gguf import GGUFWriter, open_gguf  # noqa: E402
 from bw24.gguf_types import KIND_NAMES, TYPE_IDS, TYPES  # noqa: E402
@@ -50,7 +51,7 @@ class Shape:
     tied: bool
     context: int = 40960
     theta: float = 1e6
-    extra: dict[str, int] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ class Tensor:
     shape: tuple[int, ...]
     role: str = "linear"
     block: int = -1
+
+
+def _moe(experts: int, top: int, expert_ff: int, dense: int = 0, shared: int = 0, skew: float = 0.25, **more: int) -> dict[str, Any]:
+    return {"experts": experts, "top": top, "expert_ff": expert_ff, "dense": dense, "shared": shared, "skew": skew, **more}
 
 
 def _gdn(dim_state: int, k_heads: int, v_heads: int) -> dict[str, int]:
@@ -85,6 +90,10 @@ SHAPES: dict[str, Shape] = {
     "qwen3.5-4b": Shape("qwen35", 248320, 2560, 32, 9216, 16, 4, 256, tied=True, context=262144, theta=1e7, extra=_gdn(128, 16, 32)),
     "qwen3.5-9b": Shape("qwen35", 248320, 4096, 32, 12288, 16, 4, 256, tied=False, context=262144, theta=1e7, extra=_gdn(128, 16, 32)),
     "qwen3.6-27b": Shape("qwen35", 248320, 5120, 64, 17408, 24, 4, 256, tied=False, context=262144, theta=1e7, extra=_gdn(128, 16, 48)),
+    "hy3": Shape("hy_v3", 120832, 4096, 80, 13312, 64, 8, 128, tied=False, context=262144, theta=11158840.0, extra=_moe(192, 8, 1536, 1, 1)),
+    "hy3-mini": Shape("hy_v3", 8192, 1024, 13, 2048, 16, 4, 128, tied=False, context=8192, theta=11158840.0, extra=_moe(192, 8, 512, 1, 1)),
+    "minimax-m2": Shape("minimax-m2", 200064, 3072, 62, 1536, 48, 8, 128, tied=False, context=196608, theta=5e6,
+                        extra=_moe(256, 8, 1536, rotary=64)),
 }
 
 
@@ -158,6 +167,15 @@ def _qwen35_keys(s: Shape) -> dict[str, Any]:
             "ssm.inner_size": e["v_heads"] * e["state"]}
 
 
+def _moe_layer(s: Shape, i: int) -> list[Tensor]:
+    """hy_v3: q and k normed a head; minimax-m2: over the whole row."""
+    norms = _head_norms(s, i)
+    if s.family == "minimax-m2":
+        rows = {"q": s.heads * s.head_dim, "k": s.kv_heads * s.head_dim}
+        norms = [Tensor(f"blk.{i}.attn_{which}_norm.weight", (n,), "norm", i) for which, n in rows.items()]
+    return synth_moe.layer(s, i, Tensor, [*_norms(s, i, "attn_norm", "ffn_norm"), *_attention(s, i), *norms])
+
+
 @dataclass(frozen=True)
 class Family:
     layer: Callable[[Shape, int], list[Tensor]]
@@ -169,6 +187,7 @@ FAMILIES = {
     "llama": Family(_dense_layer, _dense_keys, "smollm"), "qwen2": Family(_dense_layer, _dense_keys, "qwen2"),
     "qwen3": Family(_dense_layer, _dense_keys, "qwen2"), "gemma3": Family(_dense_layer, _dense_keys, "gpt-2"),
     "qwen35": Family(_qwen35_layer, _qwen35_keys, "qwen35"),
+    "hy_v3": Family(_moe_layer, synth_moe.keys, "qwen2"), "minimax-m2": Family(_moe_layer, synth_moe.keys, "qwen2"),
 }
 
 
@@ -326,6 +345,8 @@ def write_model(path: Path, name: str, shape: Shape, mix: str, seed: int = 0, vo
             sizes[kind] = sizes.get(kind, 0) + math.prod(t.shape) // block * size
             if t.role in ("linear", "embed", "head"):
                 writer.add_tensor(t.name, kind, t.shape, functools.partial(stream, t, kind, seed))
+            elif t.role in (synth_moe.ROUTER, synth_moe.BIAS):
+                writer.add_tensor(t.name, kind, t.shape, synth_moe.vector(t, seed, shape.extra["skew"], shape.extra["top"]))
             else:
                 writer.add_tensor(t.name, kind, t.shape, vector(t, seed))
             if kind == "NVFP4" and t.role == "linear":
@@ -359,6 +380,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
                         help="copy the tokenizer of this file (default: a made-up byte-level BPE)")
     parser.add_argument("--layers", type=int, help="number of layers, where it should differ from the shape's")
     parser.add_argument("--tied", action=argparse.BooleanOptionalAction, default=None, help="share embedding and output matrix, or not")
+    parser.add_argument("--router-skew", type=synth_moe.skew_of, metavar="CURVE",
+                        help=f"mixtures: {', '.join(synth_moe.CURVES)}, or the share of choices that falls on the most used quarter of the experts")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal files (default 0)")
     parser.add_argument("--list", action="store_true", help="list the shapes and leave")
     args = parser.parse_args(argv)
@@ -385,7 +408,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     shape = SHAPES[args.shape]
     shape = replace(shape, layers=args.layers or shape.layers, tied=shape.tied if args.tied is None else args.tied)
+    if args.router_skew is not None:
+        shape = replace(shape, extra={**shape.extra, "skew": args.router_skew})
     try:
+        if args.router_skew is not None and "experts" not in shape.extra:
+            raise Bw24Error(f"--router-skew: {args.shape} has no experts")
         shape = fit_vocabulary(shape, args.vocab)
         sizes = write_model(args.output, args.shape, shape, args.type, args.seed, args.vocab, args.head, args.embed)
     except (Bw24Error, OSError) as error:
