@@ -142,7 +142,7 @@ def test_a_frozen_set_stays(files, tmp_path):
     with open_model(path) as model, Engine(model, device="cpu", tiers=Tiers(ram=0, force=True)) as engine:
         layers = engine.spill.layers()
         uses = [np.arange(n, 0, -1) for _, n in layers]
-        tiers.write_profile(profile, tiers.model_hash(model, engine.placement.bank), layers, uses, 3)
+        tiers.write_profile(profile, tiers.model_hash(model), layers, uses, 3)
     ram = sizes(path)["bank"] // 2
     got = run(path, Tiers(ram=ram, profile=str(profile), force=True), lambda e: counts.update(e.spill.stats()))
     assert got.tobytes() == resident(path)

@@ -129,7 +129,7 @@ def run_plan(args: argparse.Namespace) -> int:
             shape = tier_plan.Shape(bank.visits, bank.nbytes / sum(n for _, n in experts), bank.nbytes, rest_of(model, bank))
             rates, name, ram = measured(model, args, shape, given), model.name, args.ram if args.ram is not None else default_ram(shape)
             if args.profile:
-                curve = tier_plan.curve_of(read_profile(Path(args.profile), model_hash(model, bank), experts))
+                curve = tier_plan.curve_of(read_profile(Path(args.profile), model_hash(model), experts))
     fixed = tier_plan.Hits(*args.hits) if args.hits else None
     h = fixed or tier_plan.hits(shape, args.vram or 0, ram, curve)
     c = tier_plan.cost(shape, h, rates)
@@ -191,7 +191,7 @@ def run_profile(args: argparse.Namespace) -> int:
                             if bar:
                                 bar(done, len(ids))
             layers, uses = engine.spill.layers(), engine.spill.uses()
-            tiers.write_profile(Path(args.output), tiers.model_hash(model, engine.placement.bank), layers, uses, len(ids))
+            tiers.write_profile(Path(args.output), tiers.model_hash(model), layers, uses, len(ids))
     from .tier_plan import curve_of, popularity
 
     curve = curve_of(uses)
@@ -214,7 +214,7 @@ def run_replay(args: argparse.Namespace) -> int:
         capacities = [max(1, int(s * trace.total)) for s in SHARES]
     uses = None
     if args.frozen:
-        uses = tiers.read_profile(Path(args.frozen), trace.model, [(str(i), n) for i, n in enumerate(trace.experts)])
+        uses = tiers.read_profile(Path(args.frozen), trace.model, list(zip(trace.layers, trace.experts, strict=True)))
     rows = tier_replay.replay(trace, [min(c, trace.total) for c in capacities], uses)
     if args.json:
         write_json({"model": trace.model, "steps": len(trace.uses), "uses": sum(map(len, trace.uses)), "rows": rows})

@@ -21,12 +21,14 @@ Use = tuple[int, int]  # (layer, expert)
 
 @dataclass(frozen=True)
 class Trace:
-    """Experts used, by step: uses[i] are those of step i in the order of the layers. experts: of each layer; entry: bytes of one expert in RAM."""
+    """Experts used, by step: uses[i] are those of step i in the order of the layers. experts: of each layer; entry: bytes of one expert in RAM;
+    layers: their down tensors."""
 
     model: str
     experts: list[int]
     entry: int
     uses: list[list[Use]]
+    layers: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -48,13 +50,14 @@ def decode(events: np.ndarray) -> list[list[Use]]:
 class TraceWriter:
     """Writes a trace as lines of JSON: a header, then a line a step. Raises Bw24Error where the file cannot be written."""
 
-    def __init__(self, path: str | Path, model: str, experts: list[int], entry: int):
+    def __init__(self, path: str | Path, model: str, layers: list[tuple[str, int]], entry: int):
         self.path = Path(path)
         try:
             self._file: IO[str] = open(self.path, "w", encoding="utf-8")  # noqa: SIM115 (closed by close)
         except OSError as error:
             raise self._failed(error) from None
-        self._put({"format": TRACE, "version": 1, "model": model, "experts": experts, "entry": entry})
+        self._put({"format": TRACE, "version": 1, "model": model, "layers": [n for n, _ in layers],
+                   "experts": [n for _, n in layers], "entry": entry})
 
     def _failed(self, error: OSError) -> Bw24Error:
         return Bw24Error(f"--trace {quote(str(self.path), 4096)}: cannot write: {error.strerror}")
@@ -89,6 +92,9 @@ def read_trace(path: str | Path) -> Trace:
     experts, entry = head.get("experts"), head.get("entry")
     if not isinstance(experts, list) or not all(type(n) is int and 0 < n <= 1024 for n in experts) or type(entry) is not int or entry < 1:
         raise Bw24Error(f"{where}: line 1: expected the experts of each layer and the bytes of an entry")
+    names = head.get("layers")
+    if not isinstance(names, list) or len(names) != len(experts) or not all(isinstance(n, str) for n in names):
+        raise Bw24Error(f"{where}: line 1: expected a name for each of {len(experts)} layers")
     steps = []
     for number, line in enumerate(lines[1:], 2):
         body = _parse(line, where, number)
@@ -96,7 +102,7 @@ def read_trace(path: str | Path) -> Trace:
         if not isinstance(uses, list) or not all(_valid(u, experts) for u in uses):
             raise Bw24Error(f"{where}: line {number}: expected uses as [layer, expert] within the model's experts")
         steps.append([(u[0], u[1]) for u in uses])
-    return Trace(str(head.get("model")), experts, entry, steps)
+    return Trace(str(head.get("model")), experts, entry, steps, tuple(names))
 
 
 def _valid(use: Any, experts: list[int]) -> bool:

@@ -51,7 +51,7 @@ class Recorder:
         if trace:
             layers = self._spill.layers()
             entry = max(1, self._before["bank"] // sum(n for _, n in layers))
-            self._writer = TraceWriter(trace, tiers.model_hash(engine.model, engine.placement.bank), [n for _, n in layers], entry)
+            self._writer = TraceWriter(trace, tiers.model_hash(engine.model), layers, entry)
             self._spill.trace()  # what was read before is no part of it
         engine.after_step = self._step
 
