@@ -10,24 +10,25 @@ import time
 import numpy as np
 import pytest
 
-from bw24 import generate, source
+from bw24 import generate, source, speculate
 from bw24.engine import Engine, kv_bytes_per_token, state_bytes
 from bw24.errors import Bw24Error
 from bw24.logprobs import logprobs
 from bw24.sampling import SamplingParams
 from bw24.scheduler import Busy, Job, Scheduler, share
+from bw24.scheduler_spec import DraftingScheduler
 from conftest import FIXTURES
 from tiny_model import write_tiny
 
 GREEDY, WARM = SamplingParams(), SamplingParams(temperature=0.9, top_p=0.95, seed=7)
-MODELS = {"llama": {}, "gemma3": {"arch": "gemma3", "window": 32, "layers": 7}, "qwen35moe": None}
+MODELS = {"llama": {}, "gemma3": {"arch": "gemma3", "window": 32, "layers": 7}, "qwen35moe": None, "qwen35moe-drafts": None}
 
 
 @pytest.fixture(scope="module", params=sorted(MODELS))
 def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / f"{request.param}.gguf"
     if MODELS[request.param] is None:  # full attention, recurrent state and experts; its context is 512 tokens in the file
-        data, key = (FIXTURES / "tiny" / path.name).read_bytes(), b"qwen35moe.context_length" + struct.pack("<I", 4)
+        data, key = (FIXTURES / "tiny" / "qwen35moe.gguf").read_bytes(), b"qwen35moe.context_length" + struct.pack("<I", 4)
         assert data.count(key + struct.pack("<I", 512)) == 1
         path.write_bytes(data.replace(key + struct.pack("<I", 512), key + struct.pack("<I", 700)))
     else:
@@ -38,13 +39,18 @@ def model(request, tmp_path_factory):
 
 @pytest.fixture
 def engine(model):
-    with Engine(model, threads=1, max_rows=96) as opened:
+    with Engine(model, threads=1, max_rows=96, draft=model.path.stem.endswith("-drafts")) as opened:
         yield opened
+
+
+def make(engine, model, **settings) -> Scheduler:
+    """A scheduler; one whose replies are drafted where the engine has a drafter."""
+    return DraftingScheduler(engine, model.tokenizer, k=3, **settings) if engine.draft else Scheduler(engine, model.tokenizer, **settings)
 
 
 @pytest.fixture
 def scheduler(engine, model):
-    made = Scheduler(engine, model.tokenizer)
+    made = make(engine, model)
     yield made
     made.close()
     assert not engine._sequences and engine.memory()["kv"] == 0
@@ -128,7 +134,7 @@ def test_the_next_turn_resumes_after_the_prompt_even_where_the_reply_is_rewritte
     one = scheduler.submit(job(model, follow, WARM, 20))
     assert len(first[0]) == 420
     assert collect(one) == [solo(model, follow, WARM, 20)]
-    assert one.stats.cached_tokens == 150
+    assert one.stats.cached_tokens == 150 - bool(scheduler.engine.draft)  # the last token of a prompt begins a round
 
 
 def test_prompts_that_end_differently_resume_near_their_difference(scheduler, model):
@@ -207,7 +213,7 @@ def test_cancelling_takes_at_most_one_more_step(scheduler, model):
 
 def test_memory_for_one_sequence_serves_many_with_the_same_replies(engine, model):
     room = 14 * 64 * sum(kv_bytes_per_token(model, engine.kv).values()) + 6 * state_bytes(model)
-    scheduler = Scheduler(engine, model.tokenizer, kv_room=room)
+    scheduler = make(engine, model, kv_room=room)
     work = [(prompt(i, 150 + 20 * i), WARM, 150) for i in range(5)]
     jobs = [scheduler.submit(job(model, *case)) for case in work]
     peak = 0
@@ -222,7 +228,7 @@ def test_memory_for_one_sequence_serves_many_with_the_same_replies(engine, model
 
 def test_kept_sequences_stay_within_their_budget(engine, model):
     page = 64 * sum(kv_bytes_per_token(model, engine.kv).values()) + state_bytes(model)
-    scheduler = Scheduler(engine, model.tokenizer, cache_ram=6 * page)
+    scheduler = make(engine, model, cache_ram=6 * page)
     for i in range(8):
         collect(scheduler.submit(job(model, prompt(200 + i, 100), GREEDY, 3)))
         settle(scheduler)
@@ -230,7 +236,7 @@ def test_kept_sequences_stay_within_their_budget(engine, model):
     assert 1 <= len(scheduler.cache) < 8
     scheduler.close()
     assert engine.memory()["kv"] == 0
-    scheduler = Scheduler(engine, model.tokenizer, cache_ram=0)
+    scheduler = make(engine, model, cache_ram=0)
     one = scheduler.submit(job(model, prompt(200, 100), GREEDY, 3))
     assert collect(one) == [solo(model, prompt(200, 100), GREEDY, 3)]
     settle(scheduler)
@@ -262,7 +268,7 @@ def test_prompt_rows_are_divided_between_the_oldest_and_the_shortest():
 
 
 def test_a_full_queue_and_bad_prompts_are_refused(engine, model):
-    scheduler = Scheduler(engine, model.tokenizer, queue_limit=2, max_runs=1)
+    scheduler = make(engine, model, queue_limit=2, max_runs=1)
     jobs = [scheduler.submit(job(model, prompt(1, 300), GREEDY, 100))]
     next(jobs[0].pieces())
     jobs += [scheduler.submit(job(model, prompt(i, 30), GREEDY, 2)) for i in (2, 3)]
@@ -299,25 +305,27 @@ def test_a_request_that_fails_ends_alone(scheduler, model):
         assert collect(one) == [solo(model, *case)]
 
 
-def test_a_step_that_fails_for_one_is_repeated_without_it(engine, model):
+def test_a_step_that_fails_for_one_is_repeated_without_it(engine, model, monkeypatch):
     hit = []
 
-    def failing(step):
-        def call(rows, *more):
-            if any(token == 200 for _, token, _ in rows):
+    def failing(step, first=0):
+        def call(*args):
+            rows, more = args[first], args[first + 1 :]
+            if any(row[1] == 200 for row in rows):
                 hit.append(len(rows))
                 raise Bw24Error("logits are NaN", code=-7)
-            return step(rows, *more)
+            return step(*args[:first], rows, *more)
 
         return call
 
     engine.step, engine.step_sample = failing(engine.step), failing(engine.step_sample)
-    scheduler = Scheduler(engine, model.tokenizer)
+    monkeypatch.setattr(speculate, "play", failing(speculate.play, 1))
+    scheduler = make(engine, model)
     bias = {200: -100.0}
     work = [(prompt(i, 20), SamplingParams(temperature=0.8, seed=i, logit_bias=bias), 30) for i in range(3)]
     work = [([t if t != 200 else 1 for t in ids], p, n) for ids, p, n in work]
     jobs = [scheduler.submit(job(model, *case)) for case in work]
-    bad = scheduler.submit(job(model, [5, 200, 7], GREEDY, 5))
+    bad = scheduler.submit(job(model, [5, 7, 200], GREEDY, 5))
     with pytest.raises(Bw24Error, match="NaN"):
         list(bad.pieces())
     for case, one in zip(work, jobs, strict=True):

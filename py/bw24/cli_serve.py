@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from .cli_common import ENGINE_FLAGS, EXIT_OK, TIER_FLAGS, add_command, open_model, say
+from .cli_common import ENGINE_FLAGS, EXIT_OK, SPEC_FLAGS, TIER_FLAGS, add_command, open_drafter, open_model, say
 from .errors import Bw24Error
 
 SERVER_FLAGS = ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts")
@@ -24,7 +24,7 @@ gunicorn: BW24_MODEL=model.gguf gunicorn -c python:bw24.server.gunicorn_conf 'bw
 
 def add_commands(commands: Any) -> None:
     """Declare serve."""
-    serve = add_command(commands, "serve", run_serve, "serve a model over HTTP", EXAMPLES, (*SERVER_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS))
+    serve = add_command(commands, "serve", run_serve, "serve a model over HTTP", EXAMPLES, (*SERVER_FLAGS, *SPEC_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS))
     serve.description += TEXT
 
 
@@ -34,8 +34,9 @@ def run_serve(args: argparse.Namespace) -> int:
 
     settings = from_args(args)
     check_address(settings.host, settings.keys)
-    with open_model(args):  # fetch it and read its header here, where the person sees what is wrong
-        pass
+    with open_model(args) as model:  # fetch it and read its header here, where the person sees what is wrong
+        if draft := open_drafter(model, args):
+            draft.close()
     try:
         from gunicorn.app.base import BaseApplication
     except ImportError:

@@ -132,6 +132,7 @@ class Engine:
         self.placement: Placement | None = None
         self.spill: Spill | None = None
         self._sequences: set[Sequence] = set()
+        self._drafted: set[Any] = set()  # timelines that look ahead; closed before their sequences
         self._keep: list[Any] = []
         self.model, self._asked_rows, self.costs = model, max_rows, Costs()
         self.max_rows = max_rows or MAX_ROWS
@@ -356,8 +357,8 @@ class Engine:
 
     def _release(self) -> None:
         """Give back what the library holds."""
-        for seq in list(self._sequences):
-            seq.close()
+        for timeline in [*self._drafted, *self._sequences]:
+            timeline.close()
         if self._model:
             abi.lib().bw24_model_free(self._model)
         if self._ctx:

@@ -4,13 +4,19 @@ no requests. Reuse never changes a result: a restored position holds the same bi
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from .engine import Engine
     from .engine import Sequence as Timeline
+
+
+class Maker(Protocol):
+    """What makes new sequences: an engine, or a scheduler."""
+
+    def sequence(self) -> Timeline: ...
+
 
 CANDIDATES = 4  # kept sequences that are tried, longest common prefix first, though the model may not be able to go back that far in them
 NEAREST, MARKS = 64, 10  # marks along a prompt: so many tokens before its end, and twice, four times ... that; at most so many
@@ -55,8 +61,9 @@ class PromptCache:
                 break
         self._kept.append((tokens, seq))
 
-    def take(self, engine: Engine, ids: Seq[int]) -> Timeline:
-        """A new sequence that holds as much of `ids` as can be had, at most all but the last id, whose logits are needed."""
+    def take(self, engine: Maker, ids: Seq[int]) -> Timeline:
+        """A new sequence (engine.sequence()'s, or a copy of a kept one) that holds as much of `ids` as can be had, at most all but the
+        last id, whose logits are needed."""
         wanted = np.array(ids[: len(ids) - 1], np.int32)
         commons = [shared(tokens, wanted) for tokens, _ in self._kept]
         found = sorted(((n, n == len(self._kept[at][0]), at) for at, n in enumerate(commons) if n), reverse=True)

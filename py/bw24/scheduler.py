@@ -83,6 +83,8 @@ class JobStats:
     first_token: float = 0.0
     finished: float = 0.0
     preempted: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(eq=False)
@@ -180,7 +182,7 @@ class Scheduler:
         self.engine, self.tokenizer = engine, tokenizer
         self.cache_ram, self.queue_limit, self.max_runs = cache_ram, queue_limit, max_runs
         self.kv_room = int(engine.free_memory() * MEMORY_SHARE) if kv_room is None else kv_room
-        per_token = kv_bytes_per_token(engine.model, engine.kv)
+        per_token = kv_bytes_per_token(engine.model, engine.kv, engine.draft)
         self._page_bytes = PAGE_TOKENS * sum(per_token.values())
         self._state_bytes = state_bytes(engine.model)
         self.cache = PromptCache(rewinds(engine.model))
@@ -333,11 +335,15 @@ class Scheduler:
         """Bytes of the active runs' pages, each counted as if it shared none."""
         return sum((len(r.seq.tokens) // PAGE_TOKENS + 1) * self._page_bytes + self._state_bytes for r in self._active if r.seq)
 
+    def sequence(self) -> Timeline:
+        """A new, empty timeline."""
+        return self.engine.sequence()
+
     def _sequence(self, run: _Run) -> Timeline:
         """The sequence that a run begins with; where the model cannot go back, the positions to keep on the way."""
         if not run.job.reuse:
-            return self.engine.sequence()
-        seq = self.cache.take(self.engine, run.tokens)
+            return self.sequence()
+        seq = self.cache.take(self, run.tokens)
         run.marks = [] if self.cache.rewinds else [m for m in marks(len(run.job.ids)) if m > seq.pos]
         return seq
 
@@ -468,15 +474,18 @@ class Scheduler:
         for run, n in runs:
             if run.seq is None:
                 continue  # its job failed with another of its runs
-            have = len(run.seq.tokens)
             try:
-                rows = [(run.seq, run.tokens[have + i], have + i == len(run.tokens) - 1) for i in range(n)]
-                results = self._results([(run, n)], rows)
+                self._retry(run, n)
             except Bw24Error as own:
                 self._fail(run.job, own)
-                continue
-            if not run.pending:
-                self._advance(run, results[0])
+
+    def _retry(self, run: _Run, n: int) -> None:
+        """The run's part of a step that failed, alone."""
+        have = len(run.seq.tokens)
+        rows = [(run.seq, run.tokens[have + i], have + i == len(run.tokens) - 1) for i in range(n)]
+        results = self._results([(run, n)], rows)
+        if not run.pending:
+            self._advance(run, results[0])
 
     def _count_step(self, runs: list[tuple[_Run, int]], seconds: float) -> None:
         c, prompt = self.counters, sum(n for _, n in runs if n > 1)

@@ -83,17 +83,23 @@ class Drafted:
         except BaseException:
             self.seq.close()
             raise
-        self._request = _Request(self, stop, sampling_mode, synthetic)
+        engine._drafted.add(self)
+        try:
+            self._request = _Request(self, stop, sampling_mode, synthetic)
+        except BaseException:
+            self.close()
+            raise
         self.configure(params)
         self._at = 0  # drafts of the open round that the caller has confirmed
         self._open = False  # a round was judged whose tokens the caller picks
         self._logits = np.empty((0, 0), np.float32)
 
-    def configure(self, params: sampling.SamplingParams, end: int | None = None) -> None:
-        """The sampler of the next reply on this timeline."""
+    def configure(self, params: sampling.SamplingParams, stop: Collection[int] | None = None) -> None:
+        """The sampler, and the ids that end it, of the next reply on this timeline."""
         self.params = params
         self._request.set_sampler(params)
-        self.end = end if end is not None else self.end
+        if stop is not None:
+            self._request.set_stop(stop)
 
     @property
     def pos(self) -> int:
@@ -134,7 +140,9 @@ class Drafted:
         return out
 
     def room(self) -> int:
-        """Drafts that context and end leave for a round whose token comes next."""
+        """Drafts that context and end leave for a round whose token comes next. A drafter over the model's keys has none before the first token."""
+        if not self.seq.tokens and self.engine.draft.builder.borrowed:
+            return 0
         return max(min(self.engine.ctx, self.end or self.engine.ctx) - len(self.seq.tokens) - 1, 0)
 
     def wanted(self, runs: int = 1) -> int:
@@ -232,6 +240,7 @@ class Drafted:
             other.seq.close()
             raise
         other._drafter = out[0]
+        self.engine._drafted.add(other)
         other._request = _Request(other, self._request.stop, self._request.mode, self._request.synthetic)
         other.configure(self.params)
         other._at, other._open, other._logits = 0, False, np.empty((0, 0), np.float32)
@@ -242,6 +251,7 @@ class Drafted:
         if self._drafter:
             abi.lib().bw24_drafter_free(self._drafter)
             self._drafter = abi.ffi.NULL
+        self.engine._drafted.discard(self)
         self.seq.close()
 
 
@@ -266,11 +276,15 @@ class _Request:
         if mode not in (RACE, REJECT):
             raise Bw24Error(f"sampling mode '{mode}': expected {RACE} or {REJECT}")
         self.c, self.times = abi.new("bw24_round_request"), abi.ffi.new("bw24_round_times *")
-        self.stop, self.mode, self.synthetic = frozenset(stop), mode, synthetic
-        self._stop = abi.ffi.new("int32_t[]", sorted(self.stop))
+        self.mode, self.synthetic = mode, synthetic
         self.c.drafter, self.c.reject, self.c.synthetic = owner._drafter, mode == REJECT, synthetic
-        self.c.stop, self.c.n_stop = self._stop, len(self.stop)
+        self.set_stop(stop)
         self._history = np.empty(0, np.int32)
+
+    def set_stop(self, stop: Collection[int]) -> None:
+        self.stop = frozenset(stop)
+        self._stop = abi.ffi.new("int32_t[]", sorted(self.stop))
+        self.c.stop, self.c.n_stop = self._stop, len(self.stop)
 
     def set_sampler(self, params: sampling.SamplingParams) -> None:
         self._call = sampling._Call(params, [], None)
@@ -316,6 +330,24 @@ def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], dra
     if status < 0 and not any(out):
         abi.check(status)
     return out
+
+
+def rows_of(engine: Engine, runs: Sequence[tuple[Drafted, int]]) -> np.ndarray:
+    """One step of several timelines without drafts, each with its newest token: the logits after it, [runs, n_vocab]. Raises Bw24Error; then none
+    has moved."""
+    for run, _ in runs:
+        run._settle()
+    requests = abi.ffi.new("bw24_round_request[]", len(runs))
+    for i, (run, token) in enumerate(runs):
+        requests[i] = run._request.fill(token, (), 0)[0]
+    logits = np.empty((len(runs), engine.n_vocab), np.float32)
+    lib, pointer = abi.lib(), abi.ffi.cast("float *", abi.ffi.from_buffer(logits))
+    abi.check(lib.bw24_round_draft(engine._model, requests, len(runs)))
+    abi.check(lib.bw24_round_verify(engine._model, requests, len(runs), pointer))
+    abi.check(lib.bw24_round_commit(engine._model, requests, len(runs)))
+    for run, token in runs:
+        run.seq.tokens.append(token)
+    return logits
 
 
 def shares(engine: Engine, wanted: list[int]) -> list[int]:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
     from ..scheduler import JobStats
+    from ..speculate import Rounds
     from .service import Service
 
 FIRST = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
@@ -76,6 +77,8 @@ class Metrics:
         }
         for name, (text, value) in sums.items():
             yield CounterMetricFamily(f"bw24:{name}", text, value=float(value))
+        if rounds := getattr(scheduler, "rounds", None):
+            yield from draft_figures(rounds)
         done = CounterMetricFamily("bw24:request_success", "Replies by why they ended", labels=["finished_reason"])
         for reason, count in sorted(c.finished.copy().items()):
             done.add_metric([reason], count)
@@ -84,3 +87,22 @@ class Metrics:
     def page(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)
+
+
+def draft_figures(rounds: Rounds) -> Iterator[Any]:
+    """Sums of speculative decoding over the replies that have ended; acceptance by position is accepted over judged."""
+    sums = {
+        "spec_decode_num_drafts": ("Rounds of drafts", rounds.rounds),
+        "spec_decode_num_draft_tokens": ("Tokens drafted", rounds.drafted),
+        "spec_decode_num_accepted_tokens": ("Drafts that were the next token", sum(rounds.accepted)),
+    }
+    for name, seconds in zip(("draft", "verify", "commit"), rounds.seconds, strict=True):
+        sums[f"spec_decode_{name}_seconds"] = (f"Seconds of rounds: {name}", seconds)
+    for name, (text, value) in sums.items():
+        yield CounterMetricFamily(f"bw24:{name}", text, value=float(value))
+    for name, values in (("judged", rounds.reached), ("accepted", rounds.accepted)):
+        family = CounterMetricFamily(f"bw24:spec_decode_num_{name}_tokens_per_pos", f"Drafts {name}, by position", labels=["position"])
+        for at, value in enumerate(values):
+            if rounds.reached[at]:
+                family.add_metric([str(at)], value)
+        yield family

@@ -231,6 +231,7 @@ class Exchange:
             "cache_n": s.cached_tokens, "prompt_n": computed, "prompt_ms": round(prompt * 1e3, 3), "prompt_per_second": rate(computed, prompt),
             "predicted_n": s.generated_tokens, "predicted_ms": round(predicted * 1e3, 3), "predicted_per_second": rate(steps, predicted),
             "queue_ms": round(max(s.started - s.submitted, 0.0) * 1e3, 3),
+            **({"draft_n": s.drafted, "draft_n_accepted": s.accepted} if s.drafted else {}),
         }
 
 

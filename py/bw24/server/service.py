@@ -3,6 +3,7 @@ knows no HTTP."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import threading
@@ -11,10 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import abi, models, source
+from ..cli_common import UNSUPPORTED, drafts_a_round, open_drafter
 from ..engine import Engine
+from ..errors import Bw24Error
 from ..flags import environment
 from ..grammar import Grammars
 from ..scheduler import Scheduler
+from ..scheduler_spec import DraftingScheduler
 from .errors import ApiError
 from .metrics import Metrics
 from .prompting import Prompter
@@ -49,14 +53,13 @@ class Service:
             found = models.resolve(self.settings.model, progress=False, cache=environment("cache"))
             self.model = source.open_model(found.paths[0], self.settings.weights)
             self.prompter = Prompter(self.model.tokenizer, self.model.chat_template)
-            engine = Engine(self.model, **self.settings.engine)
+            engine = self._engine(self.model)
             with self._lock:
                 self.engine = engine
                 self.grammars = Grammars(self.model.tokenizer, engine.n_vocab, self.prompter.known, self.prompter.visible)
                 self.generic_grammars = Grammars(self.model.tokenizer, engine.n_vocab, self.prompter.format_for([{}]), self.prompter.visible)
                 self.fingerprint = f"bw24-{abi.version()}-exact"
-                self.scheduler = Scheduler(engine, self.model.tokenizer, cache_ram=self.settings.cache_ram, queue_limit=self.settings.queue,
-                                           max_runs=self.settings.parallel)
+                self.scheduler = self._scheduler(engine, self.model)
                 self.state = READY if self.state == LOADING else self.state
             log.info("serving %s (%s): context %d tokens, KV %s, %s, %d threads; loaded in %.2f s", self.name, self.model.name, engine.ctx,
                      engine.kv["full"], engine.isa, engine.threads, time.monotonic() - started)
@@ -71,6 +74,25 @@ class Service:
                 self._on_failure(error)
         finally:
             self._changed.set()
+
+    def _engine(self, model: source.Model) -> Engine:
+        """With the drafter that the settings ask for; without, where nobody asked and the device runs none."""
+        spec = argparse.Namespace(**self.settings.spec)
+        draft = open_drafter(model, spec)
+        try:
+            return Engine(model, **self.settings.engine, **({"draft": draft} if draft else {}))
+        except Bw24Error as error:
+            if draft is None or spec.spec is not None or error.code != UNSUPPORTED:
+                raise
+            log.warning("without drafts: %s", error)
+            return Engine(model, **self.settings.engine)
+
+    def _scheduler(self, engine: Engine, model: source.Model) -> Scheduler:
+        limits = {"cache_ram": self.settings.cache_ram, "queue_limit": self.settings.queue, "max_runs": self.settings.parallel}
+        if not engine.draft:
+            return Scheduler(engine, model.tokenizer, **limits)
+        spec = argparse.Namespace(**self.settings.spec)
+        return DraftingScheduler(engine, model.tokenizer, k=drafts_a_round(spec), mode=spec.spec_sampling, **limits)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until loading has ended; whether the model is ready."""
@@ -118,6 +140,7 @@ class Service:
             "revision": abi.version(), "parallel": self.settings.parallel, "queue": self.settings.queue, "memory": engine.memory(),
             "chat_template": template.source if template else None, "chat_format": self.prompter.known.name,
             "template_variables": sorted(template.variables) if template else [], "aliases": list(self.settings.aliases),
+            "draft": {"name": engine.draft.name, "k": self.scheduler.k} if engine.draft else None,
             "bos_token": model.tokenizer.bos_id, "end_tokens": sorted(self.prompter.stop_ids),
         }
 

@@ -16,18 +16,21 @@ from ..errors import Bw24Error
 ENGINE = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 SERVER = ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts")
 TIERS = ("vram", "ram", "nvme", "tier_policy", "profile")
-NAMES = ("model", "weights", *ENGINE, *TIERS, *SERVER)
+SPEC = ("spec", "draft", "draft_hidden", "spec_sampling")
+NAMES = ("model", "weights", *SPEC, *ENGINE, *TIERS, *SERVER)
 MAX_BODY = 32 << 20  # bytes of a request: a million tokens of text and their JSON
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One server. `keys`: SHA-256 digests of the API keys, empty where none is asked for. cache_ram: bytes."""
+    """One server. `engine`, `spec`: settings of the engine and of drafting, by name. `keys`: SHA-256 digests of the API keys, empty where none is
+    asked for. cache_ram: bytes."""
 
     model: str
     weights: str = "auto"
     engine: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=lambda: {"spec": 0})
     host: str = "127.0.0.1"
     port: int = 8080
     aliases: tuple[str, ...] = ()
@@ -55,7 +58,7 @@ def from_args(args: argparse.Namespace) -> Settings:
     engine = {**{n: getattr(args, n) for n in ENGINE}, **({"tiers": where} if where.asked else {})}
     flags.check_device(args)
     return Settings(
-        model=args.model, weights=args.weights, engine=engine, host=args.host, port=args.port,
+        model=args.model, weights=args.weights, engine=engine, spec={n: getattr(args, n) for n in SPEC}, host=args.host, port=args.port,
         aliases=_names(args.alias),
         keys=read_keys(key_file) if key_file else (), cors=_names(args.cors), cache_ram=args.cache_ram * MIB, parallel=args.parallel,
         queue=args.queue, drain=args.drain, lenient=args.lenient, log_prompts=args.log_prompts,

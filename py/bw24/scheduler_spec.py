@@ -1,0 +1,147 @@
+"""The scheduler over timelines that look ahead: replies that decode share one round of drafts, those with a grammar or log probabilities one step
+of plain rows, prompts go in steps of their own. Owns how rounds are shared; everything else is the scheduler's. A reply is the one that plain
+decoding alone gives, whatever shares its rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import speculate
+from .errors import Bw24Error
+from .scheduler import Piece, Scheduler, _Run, now
+from .speculate import AUTO, RACE, Drafted, Rounds, check_depth
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .tokenizer import Tokenizer
+
+
+class DraftingScheduler(Scheduler):
+    """As Scheduler, for an engine with a drafter. k: drafts a round, AUTO for as many as pay; mode: RACE or REJECT. Raises Bw24Error."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, *, k: int = AUTO, mode: str = RACE, **settings: Any):
+        check_depth(engine, k)
+        self.k, self.mode, self.rounds = k, mode, Rounds()
+        super().__init__(engine, tokenizer, **settings)
+
+    def sequence(self) -> Any:
+        return Drafted(self.engine, self.k, speculate.sampling.SamplingParams(), sampling_mode=self.mode)
+
+    def _sequence(self, run: _Run) -> Any:
+        return self._prepare(run, super()._sequence(run))
+
+    @staticmethod
+    def _prepare(run: _Run, seq: Drafted) -> Drafted:
+        """A timeline for this run's reply, whoever had it before."""
+        seq.configure(run.job.params[run.choice], stop=run.job.stop_ids)
+        seq.stats = Rounds()
+        return seq
+
+    # ---- steps
+
+    def _step(self) -> None:
+        runs = self._form()
+        started, decoding = now(), [run for run, _ in runs if run.pending == 1]
+        for run, n in runs:
+            if run.pending > 1:
+                self._feed(run, min(n, run.pending - 1))  # the last token begins a round
+        for run in decoding:
+            self._split(run)
+        free = [r for r in decoding if r.matcher is None and r.job.top is None]
+        self._play([r for r in free if r.seq])
+        self._judge([r for r in decoding if r not in free and r.seq])
+        if runs:
+            self._count_step(runs, now() - started)
+
+    def _feed(self, run: _Run, n: int) -> None:
+        """A piece of a prompt."""
+        have = len(run.seq.tokens)
+        try:
+            run.seq.append(run.tokens[have : have + n])
+        except Bw24Error as error:
+            self._step_failed([(run, n)], error)
+            return
+        self._keep_mark(run)
+
+    def _split(self, run: _Run) -> None:
+        """Before a reply's first token: runs that waited for this prompt get a copy; where the model cannot go back one is kept."""
+        if run.generated:
+            return
+        if not self.cache.rewinds and run.job.reuse:
+            with contextlib.suppress(Bw24Error):  # for want of memory: then it is not kept
+                self.cache.put(run.seq.fork())
+                self._trim_cache()
+        for other in [r for r in self._active if r.leader is run]:
+            try:
+                other.seq, other.leader = self._prepare(other, run.seq.fork()), None
+            except Bw24Error as error:
+                self._fail(run.job, error)
+                return
+
+    def _play(self, runs: list[_Run]) -> None:
+        """One round for all of them."""
+        if not runs:
+            return
+        wanted = [min(r.seq.wanted(len(runs)), self._left(r)) for r in runs]
+        try:
+            follow = speculate.play(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], speculate.shares(self.engine, wanted))
+        except Bw24Error as error:
+            self._step_failed([(r, 1) for r in runs], error)
+            return
+        for run, tokens in zip(runs, follow, strict=True):
+            self._emit(run, tokens)
+
+    def _judge(self, runs: list[_Run]) -> None:
+        """A row of logits for each, whose tokens are picked here."""
+        if not runs:
+            return
+        try:
+            logits = speculate.rows_of(self.engine, [(r.seq, r.tokens[-1]) for r in runs])
+        except Bw24Error as error:
+            self._step_failed([(r, 1) for r in runs], error)
+            return
+        for run, row in zip(runs, logits, strict=True):
+            self._emit(run, [row])
+
+    def _retry(self, run: _Run, n: int) -> None:
+        if run.matcher is None and run.job.top is None:
+            self._emit(run, speculate.play(self.engine, [(run.seq, run.tokens[-1], run.tokens)], [0])[0])
+        else:
+            self._emit(run, [speculate.rows_of(self.engine, [(run.seq, run.tokens[-1])])[0]])
+
+    def _emit(self, run: _Run, rows: list[Any]) -> None:
+        """The next tokens of a reply, or rows of logits to pick them from, until something ends it."""
+        for row in rows:
+            if run not in self._active:
+                return
+            try:
+                self._pick(run, row if isinstance(row, np.ndarray) else np.int32(row))
+            except Bw24Error as error:
+                self._fail(run.job, error)
+                return
+
+    def _left(self, run: _Run) -> int:
+        """Tokens that the reply may have after its next one."""
+        return speculate.MAX_K if run.job.limit is None else max(run.job.limit - run.generated - 1, 0)
+
+    # ---- figures
+
+    def _note(self, run: _Run) -> None:
+        if run.seq is not None:
+            stats = run.seq.stats
+            self.rounds.add(stats)
+            run.job.stats.drafted += stats.drafted
+            run.job.stats.accepted += sum(stats.accepted)
+            run.seq.stats = Rounds()
+
+    def _finish(self, run: _Run, reason: str, piece: Piece | None = None) -> None:
+        self._note(run)
+        super()._finish(run, reason, piece)
+
+    def _preempt(self, run: _Run) -> None:
+        self._note(run)
+        super()._preempt(run)
