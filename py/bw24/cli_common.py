@@ -128,14 +128,29 @@ def open_engine(model: Model, args: argparse.Namespace, **changes: Any) -> Engin
 
 def drafts_by(model: Model, args: argparse.Namespace) -> bool:
     """Whether the settings ask for drafts: unless --spec is off, where --draft names a drafter or the model has an MTP block. --spec K without
-    either is an error."""
-    if args.spec == 0:
+    either is an error. Where experts are read from files only --spec or --draft brings drafts: a round of K + 1 rows reads nearly K + 1 times as
+    many experts."""
+    if args.spec == 0 or (args.spec is None and not args.draft and experts_in_files(model, args)):
         return False
     if args.draft or model.mtp is not None:
         return True
     if args.spec is not None:
         raise Bw24Error(f"{model.path.name}: the file has no MTP block to draft with; --draft FILE names a drafter, --spec off goes without")
     return False
+
+
+def experts_in_files(model: Model, args: argparse.Namespace) -> bool:
+    """Whether an engine of these settings would read experts from files."""
+    from . import device, tiers
+    from .engine import available_memory
+
+    asked = tiers.from_args(args)
+    if device.choose(args.device, args.backend, args.isa, False).backend != "cpu":
+        return False
+    try:
+        return tiers.decide(model, asked, None, available_memory(), available_memory(reserve=True)) is not None
+    except Bw24Error:  # the engine will say it
+        return False
 
 
 def open_drafter(model: Model, args: argparse.Namespace) -> Draft | None:

@@ -170,7 +170,9 @@ static void reference(kind_fn kind) {
     bw24_model_free(m);
 }
 
-static bw24_spill_params params(int policy, uint64_t ram) { return (bw24_spill_params){.size = sizeof(bw24_spill_params), .policy = policy, .ram = ram, .readers = 5, .trace = 64}; }
+static bw24_spill_params params(int policy, uint64_t ram) {
+    return (bw24_spill_params){.size = sizeof(bw24_spill_params), .policy = policy, .ram = ram, .readers = 5, .trace = 64};
+}
 
 static void test_budgets(void) {
     static const kind_fn kinds[] = {all_of_0, all_of_1, all_of_2, all_of_3};
