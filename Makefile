@@ -97,7 +97,8 @@ $(FAULTY:%.c=$(dir $(SO))%.o): $(dir $(SO))%.o: %.c $(BUILD)/flags
 endif
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(BW24_NVCC) $(NVCCFLAGS) -c -o $@ $<
+	$(BW24_NVCC) $(NVCCFLAGS) -Xptxas -v -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
+	@grep -i warning $(@:.o=.ptxas) >&2 || true
 $(filter %_avx512.o,$(OBJ)): private CFLAGS += $(AVX512)
 $(filter %_avxvnni.o,$(OBJ)): private CFLAGS += $(AVXVNNI)
 $(BUILD)/libbw24/abi.o: private CFLAGS += -DBW24_REVISION='"$(shell cat $(BUILD)/revision)"'

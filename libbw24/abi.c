@@ -115,6 +115,8 @@ int bw24_open(bw24_ctx **out, const bw24_open_params *p) {
     const bw_backend *b = find_backend(p->backend);
     if (!b) return bw_fail(BW24_E_UNSUPPORTED, "backend '%s' is not in this build; it has %s", p->backend, backend_names);
     if (p->float_act && b != &bw_backend_ref) return bw_fail(BW24_E_UNSUPPORTED, "float activations exist in backend ref only, not in %s", b->name);
+    if (p->fast_prefill && (b == &bw_backend_ref || b == &bw_backend_cpu))
+        return bw_fail(BW24_E_UNSUPPORTED, "the fast prefill class exists in backend cuda only, not in %s; the exact class is everywhere", b->name);
     bw24_ctx *c = calloc(1, sizeof *c);
     if (!c) return bw_fail(BW24_E_MEMORY, "out of memory for a context");
     c->backend = b;
@@ -124,6 +126,7 @@ int bw24_open(bw24_ctx **out, const bw24_open_params *p) {
     c->fuse = p->fuse != 0;
     c->repack = p->repack != 0;
     c->float_act = p->float_act != 0;
+    c->fast_prefill = p->fast_prefill != 0;
     snprintf(c->isa_name, sizeof c->isa_name, "%s", p->isa ? p->isa : "");
     c->plan_only = p->plan_only != 0;
     int rc = c->plan_only ? 0 : b->open(c);

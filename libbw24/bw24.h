@@ -51,6 +51,8 @@ typedef struct bw24_open_params {
     int32_t repack;       /* 0: weights stay in the file's layout (rollback seam, slow) */
     int32_t float_act;    /* 1: float activations (diagnostic; backend "ref" only) */
     int32_t plan_only;    /* 1: for bw24_predict alone: starts no thread and needs no device */
+    int32_t fast_prefill; /* 1: numeric class `fast` for steps of many rows, approximate (backend "cuda" only) */
+    int32_t reserved;
 } bw24_open_params;
 
 typedef struct bw24_model_params {

@@ -7,7 +7,7 @@
 
 #include "check.h"
 
-static const check_generator *const generators[] = {&bw_check_rows, &bw_check_linear, &bw_check_attend, &bw_check_moe, &bw_check_fold,
+static const check_generator *const generators[] = {&bw_check_rows, &bw_check_linear, &bw_check_attend, &bw_check_fast, &bw_check_moe, &bw_check_fold,
                                                    &bw_check_sample, &bw_check_model};
 enum { N_GENERATORS = sizeof generators / sizeof *generators };
 

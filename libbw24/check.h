@@ -24,6 +24,7 @@ typedef struct check_case {
     bool raw;               /* weights in the file's layout even where the context packs them */
     bw24_sampler sampler;   /* of the pick */
     bw24_pick pick;         /* params set: tokens are drawn with it, and the drawn, not the logits, are compared */
+    double nmse;            /* 0: every bit must agree; else the class `fast` runs, and this bounds |found - ref|^2 / |ref|^2 over all logits */
     int status;             /* what bw24_step must return on both sides, 0 or BW24_E_NUMERIC */
     uint64_t state;         /* of check_random */
 } check_case;
@@ -49,7 +50,7 @@ typedef struct check_generator {
     int (*count)(const check_case *c);
     int (*make)(check_case *c, int i);
 } check_generator;
-extern const check_generator bw_check_rows, bw_check_linear, bw_check_attend, bw_check_moe, bw_check_fold, bw_check_sample,
+extern const check_generator bw_check_rows, bw_check_linear, bw_check_attend, bw_check_fast, bw_check_moe, bw_check_fold, bw_check_sample,
     bw_check_model;
 
 int check_skip(check_case *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -230,6 +230,29 @@ static int make_refused(check_case *c, const char *format, float value) {
     return 0;
 }
 
+/* The class `fast` (bf16 matrix units in ATTEND of many rows) on ordinary values: steps of 33 rows and more against the exact program. Rounding q and
+ * k to bf16 (2^-9 each) moves a score of size s by about s 2^-9 / 2, so an exponential by as much; p and v add 2^-9 each: in all some 2^-8 of a value, or
+ * 2^-16 of its square. q8_0 keys differ by the exact program's int8 queries as well (1/254 of the largest value): 2^-14. The bound leaves four times that. */
+static const double FAST_BOUND = 0x1p-12;
+static int make_fast(check_case *c, const char *format, const attend_shape *s) {
+    c->kv = format;
+    c->nmse = FAST_BOUND;
+    check_name(c, "fast class: ATTEND %s %d/%d heads of %d, window %d, %d keys", format, s->heads, s->kv_heads, s->dim, s->window, s->prompt + 33);
+    steps(c, s->prompt, 33, 0);
+    BW_TRY(attend_list(c, s));
+    for (int t = 0; t < c->n_tensors; t++) {
+        float *x = c->owned[t];
+        for (int64_t i = 0; i < CHECK_TOKENS * c->tensors[t].ne[0]; i++) x[i] = ((float)(check_random(c) >> 8) * 0x1p-23f - 1.0f) * 2.0f;
+    }
+    return 0;
+}
+
+static const char *const fast_formats[] = {"f32", "f16", "q8_0", "e4m3", "q8_0/q5_1", "q5_1/f16"};
+static const attend_shape fasts[] = {{9, 3, 64, 0, 150}, {8, 2, 128, 0, 300}, {6, 2, 128, 40, 150}, {4, 1, 256, 100, 130}, {16, 1, 256, 0, 70}};
+static int fast_count(const check_case *c) { return c->ctx->fast_prefill ? COUNT(fast_formats) * COUNT(fasts) : 0; }
+static int fast_make(check_case *c, int i) { return make_fast(c, fast_formats[i / COUNT(fasts)], &fasts[i % COUNT(fasts)]); }
+const check_generator bw_check_fast = {fast_count, fast_make};
+
 enum { FORMATS = COUNT(kv_formats) };
 static int attend_count(const check_case *c) { (void)c; return FORMATS * FORMATS * COUNT(attends) + FORMATS * COUNT(refused); }
 static int attend_make(check_case *c, int i) {

@@ -229,7 +229,7 @@ struct bw24_ctx {
     const bw_backend *backend;
     int threads;
     int device_index; /* of several devices of one kind */
-    bool fuse, repack, float_act, plan_only;
+    bool fuse, repack, float_act, plan_only, fast_prefill;
     atomic_int cancel;
     char isa_name[16];
     char device[96];

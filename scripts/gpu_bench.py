@@ -46,7 +46,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--backend", default="cuda")
     p.add_argument("--rows", default="1,2,3,4,5,6,7,8,9,12,16,32", help="widths of the steps, the first is the base of `ratio`")
     p.add_argument("--depths", default="128", help="tokens in the cache before the steps, ascending")
-    p.add_argument("--prefill", default="512,2048")
+    p.add_argument("--prefill", default="512,2048", help="lengths of prompts, in steps of at most 2048 rows")
+    p.add_argument("--class", dest="prefill_class", choices=("exact", "fast"), default="exact", help="numeric class of prefill")
     p.add_argument("--wall", type=float, default=4650, help="read bandwidth of the device in GB/s")
     p.add_argument("-o", "--output", help="file to append the lines to")
     return p.parse_args(argv)
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def row(what: str, **facts: object) -> None:
         revision = abi.ffi.string(abi.lib().bw24_version()).decode()
-        line = json.dumps({"revision": revision, "model": Path(args.model).name, "kv": args.kv, "what": what, **facts})
+        line = json.dumps({"revision": revision, "model": Path(args.model).name, "kv": args.kv, "class": args.prefill_class, "what": what, **facts})
         print(line, flush=True)
         if args.output:
             with open(args.output, "a", encoding="utf-8") as f:
@@ -67,19 +68,20 @@ def main(argv: list[str] | None = None) -> int:
 
     began = time.perf_counter()
     with open_model(args.model) as model:
-        context = min(model.context_length, max(depths) + 4096)
-        with Engine(model, backend=args.backend, kv=args.kv, ctx=context, max_rows=2048) as engine:
+        longest = max(depths + numbers(args.prefill))
+        context = min(model.context_length, longest + 4096)
+        with Engine(model, backend=args.backend, kv=args.kv, ctx=context, max_rows=2048, prefill=args.prefill_class) as engine:
             memory = engine.memory()
             row("load", device=engine.device, seconds=round(time.perf_counter() - began, 2), weights=memory["weights"], work=memory["work"])
             gb = read_bytes(model) / 1e9
-            ids = np.random.default_rng(1).integers(0, 250, max(depths) + 2048).tolist()
+            ids = np.random.default_rng(1).integers(0, 250, longest + 2048).tolist()
 
             def prefill(n: int) -> None:
                 with engine.sequence() as s:
-                    engine.step([(s, t, i == n - 1) for i, t in enumerate(ids[:n])])
+                    s.prefill(ids[:n])
 
             for n in numbers(args.prefill):
-                seconds = median(lambda n=n: prefill(n), 5, 1)
+                seconds = median(lambda n=n: prefill(n), 5 if n <= 2048 else 3 if n <= 8192 else 1, 1 if n <= 2048 else 0)
                 row("prefill", rows=n, ms=round(seconds * 1e3, 2), tok_s=round(n / seconds))
             with engine.sequence() as s:
 

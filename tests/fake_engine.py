@@ -37,6 +37,8 @@ class FakeSequence:
 
 
 class FakeEngine:
+    prefill_class = "exact"
+
     def __init__(self, fault: str = "", ctx: int = 400, max_rows: int = 64, script: list[int] | None = None):
         self.fault, self.ctx, self.max_rows, self.n_vocab = fault, ctx, max_rows, VOCAB
         self.script = script  # token wanted after each position: its logit is the largest

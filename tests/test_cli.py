@@ -191,7 +191,8 @@ def test_engine_settings_reach_the_engine(run, tiny, monkeypatch):
              "--no-repack"]
     with pytest.raises(Stopped):
         run("gen", tiny, "-p", "x", *words)
-    assert seen == {"device": "cpu", "threads": 3, "ctx": 99, "kv": "q8_0/q5_1", "backend": "ref", "isa": "avx2", "fuse": False, "repack": False}
+    assert seen == {"device": "cpu", "threads": 3, "ctx": 99, "kv": "q8_0/q5_1", "backend": "ref", "isa": "avx2", "fuse": False, "repack": False,
+                    "prefill": "exact"}
     variables = {"DEVICE": "cpu", "THREADS": "3", "CTX": "99", "KV": "q8_0/q5_1", "BACKEND": "ref", "ISA": "avx2", "FUSE": "0", "REPACK": "0"}
     for name, value in variables.items():
         monkeypatch.setenv(f"BW24_{name}", value)
@@ -203,7 +204,7 @@ def test_engine_settings_reach_the_engine(run, tiny, monkeypatch):
         monkeypatch.delenv(f"BW24_{name}")
     with pytest.raises(Stopped):
         run("gen", tiny, "-p", "x")
-    assert seen == {name: flags.BY_NAME[name].default for name in cli_common.ENGINE_FLAGS}
+    assert seen == {name: flags.BY_NAME[name].default for name in (*cli_common.ENGINE_FLAGS, "prefill")}
 
 
 def test_sampling_settings_reach_the_sampler(run, tiny, monkeypatch):
@@ -233,7 +234,9 @@ def test_a_mistyped_variable_is_reported(run, tiny, monkeypatch):
 @pytest.mark.parametrize("words, message", [
     (["gen", "MODEL", "--threads", "0"], "expected a whole number 1..1024"),
     (["gen", "MODEL", "--nonsense"], "gen: unknown argument '--nonsense'"),
-    (["gen", "MODEL", "--prefill", "fast"], "not in this version"),
+    (["gen", "MODEL", "-p", "x", "--prefill", "fast"], "the fast prefill class exists in backend cuda only"),
+    (["bench", "MODEL", "--prefill", "fast"], "the fast prefill class exists in backend cuda only"),
+    (["bench", "MODEL", "--prefill", "quick"], "expected one of exact, fast"),
     (["gen", "MODEL", "--kv", "e5m2"], "expected f32, f16, q8_0, q5_1, e4m3"),
     (["gen", "MODEL", "-p", "x", "--ctx", "100000"], "--ctx 100000"),
     (["gen", "MODEL", "-p", "x" * 400, "--raw"], "the prompt has 400 tokens, the context holds 320"),

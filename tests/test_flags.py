@@ -95,12 +95,6 @@ def test_the_sizes_in_the_help_are_the_formats(monkeypatch):
         assert int(text) == sum(32 // size[f][1] * size[f][2] for f in engine.kv_pair(name))
 
 
-def test_absent_features_are_errors():
-    for name, value in {"prefill": "fast"}.items():
-        with pytest.raises(Bw24Error, match="not in this version"):
-            flags.BY_NAME[name].parse(value)
-
-
 def test_unknown_variables_are_reported_with_the_nearest_name():
     lines = flags.unknown_variables({"BW24_THREAD": "2", "BW24_KV": "f16", "BW24_XYZZY_PLUGH": "1", "PATH": "/bin"})
     assert lines[0] == "BW24_THREAD is set but nothing reads it; did you mean BW24_THREADS?"

@@ -7,30 +7,25 @@
 
 namespace bw {
 
-/* chunks of heads so that a chunk has at most n */
-inline int head_chunks(int share, int n) {
-    int chunks = (share + n - 1) / n;
-    while (share % chunks) chunks++;
-    return chunks;
-}
-
-template <int K, int V, int D, int NQ, bool SPLIT> void attend_launch(Queue &q, const AttendArgs &a, const StepRows &s) {
-    typedef AttendShared<K, V, D, NQ> Sh;
-    int share = a.heads / a.kv.heads, chunks = head_chunks(share, NQ), rows = NQ / (share / chunks), tiles = (a.rows + rows - 1) / rows * chunks, warps = 4;
-    while (warps > 1 && warps * sizeof(Sh) > (size_t)q.shared_max) warps--;
-    dim3 grid((unsigned)((tiles + warps - 1) / warps), (unsigned)a.kv.heads);
-    if (SPLIT) {
-        int resident = (int)((size_t)q.shared_max / (warps * sizeof(Sh) + 1024)), most = (a.max_pieces + warps - 1) / warps;
-        int x = (q.sms * (resident < 1 ? 1 : resident > 8 ? 8 : resident) + a.kv.heads * tiles - 1) / (a.kv.heads * tiles);
+template <class S> void attend_launch(Queue &q, const AttendArgs &a, const StepRows &s) {
+    static_assert(sizeof(S) <= SHARED_LEAST, "a block must fit the smallest card");
+    int share = a.heads / a.kv.heads, chunks = head_chunks(share, S::QUERIES), rows = S::QUERIES / (share / chunks), tiles = (a.rows + rows - 1) / rows * chunks;
+    dim3 grid((unsigned)a.kv.heads, (unsigned)tiles);
+    if (S::SPLIT) {
+        int resident = (int)((size_t)q.shared_max / (sizeof(S) + 1024)), most = a.max_pieces * rows;
+        int x = (q.sms * (resident < 1 ? 1 : resident > S::BLOCKS ? S::BLOCKS : resident) + a.kv.heads * tiles - 1) / (a.kv.heads * tiles);
         grid = dim3((unsigned)(x < most ? x : most), (unsigned)a.kv.heads, (unsigned)tiles);
     }
-    launch(q, k_attend<K, V, D, NQ, SPLIT>, grid, 32 * warps, warps * sizeof(Sh), a, s, chunks, tiles);
+    launch(q, k_attend<S>, grid, S::THREADS, sizeof(S), a, s, chunks, tiles);
 }
 
+/* f16 heads of 256 fill the shared memory of a small card with 16 queries */
 template <int K, int V, int D> void attend_dim(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {
-    if (!split) attend_launch<K, V, D, 8, false>(q, a, s);
-    else if (a.rows * (a.heads / a.kv.heads) <= 4) attend_launch<K, V, D, 4, true>(q, a, s);
-    else attend_launch<K, V, D, 8, true>(q, a, s);
+    constexpr bool large = D == 256 && (K == KV_F16 || V == KV_F16);
+    constexpr int many = large ? 16 : 32, loop = large ? 16 : D == 256 ? 32 : 64, threads = large ? 128 : 256;
+    if (!split) attend_launch<AttendBlock<K, V, D, loop, threads, false>>(q, a, s);
+    else if (a.rows * (a.heads / a.kv.heads) <= 8) attend_launch<AttendBlock<K, V, D, 8, 128, true>>(q, a, s);
+    else attend_launch<AttendBlock<K, V, D, many, 128, true>>(q, a, s);
 }
 
 template <int K, int V> bool attend_run(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {

@@ -221,7 +221,7 @@ static void run_heads(Pass &p, const CuStep &c) {
     launch(*p.q, k_heads, dim3((unsigned)p.rows.n, (unsigned)((a.heads + 3) / 4)), 128, 0, a, p.rows);
 }
 
-static bool attend_fast(Pass &p, const AttendArgs &a, bool split) {
+static bool attend_hot(Pass &p, const AttendArgs &a, bool split) {
     static const struct { int k, v; bool (*run)(Queue &, const AttendArgs &, const StepRows &, bool); } pairs[] = {
         {KV_Q8_0, KV_Q5_1, attend_q8_0_q5_1}, {KV_Q8_0, KV_Q8_0, attend_q8_0_q8_0}, {KV_F16, KV_F16, attend_f16_f16}, {KV_E4M3, KV_E4M3, attend_e4m3_e4m3},
     };
@@ -248,13 +248,17 @@ static void run_attend(Pass &p, const CuStep &c) {
     a.o = p.s->pieces;
     a.nl = p.s->piece_nl;
     bool split = n <= p.s->split_rows;
+    if (!split && p.m->ctx->fast_prefill && attend_class_fast(*p.q, a, p.rows)) {
+        p.quantised[(size_t)out] = 0;
+        return;
+    }
     int qb = op->buf[1];
     if (p.s->acts[(size_t)qb] && a.kv.k == KV_Q8_0) {
         a.xq = acts_of(p, qb, n);
         want_quantised(p, qb, n, c.first);
     }
     p.quantised[(size_t)out] = 0;
-    if (!attend_fast(p, a, split)) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.rows);
+    if (!attend_hot(p, a, split)) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.rows);
     if (!split) return;
     if (c.quant_out) a.yo = acts_of(p, out, n);
     launch(*p.q, k_attend_merge, dim3((unsigned)(a.heads * a.kv.dim / 32), (unsigned)n), MERGE, 0, a, p.rows);

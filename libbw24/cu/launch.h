@@ -17,6 +17,15 @@ struct Queue {
     cudaError_t error;
 };
 
+enum { SHARED_LEAST = 99 * 1024 }; /* bytes that a block may ask for on the smallest supported cards */
+
+/* the fewest equal chunks of the heads that share a KV head with at most n in each */
+inline int head_chunks(int share, int n) {
+    int chunks = (share + n - 1) / n;
+    while (share % chunks) chunks++;
+    return chunks;
+}
+
 template <class... P, class... A> void launch(Queue &q, void (*kernel)(P...), dim3 grid, int threads, size_t shared, A... args) {
     if (q.error || !grid.x || !grid.y || !grid.z) return;
     if (shared > 48 * 1024) q.error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
@@ -50,6 +59,8 @@ bool attend_q8_0_q5_1(Queue &q, const AttendArgs &a, const StepRows &s, bool spl
 bool attend_q8_0_q8_0(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
 bool attend_f16_f16(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
 bool attend_e4m3_e4m3(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
+/* ATTEND of the class `fast` over any pair of formats; false: not this head size */
+bool attend_class_fast(Queue &q, const AttendArgs &a, const StepRows &s);
 extern const LinearKernels linear_q4_0, linear_q4_k, linear_nvfp4, linear_q8_0, linear_q6_k, linear_int8, linear_int8h;
 
 } // namespace bw

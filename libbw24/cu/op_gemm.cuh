@@ -41,22 +41,29 @@ template <class U, int STAGES> struct GemmLoad {
         if (seg < a.segs)
             for (int i = threadIdx.x; i < 8 * N; i += 256) cp16(sh.raw[seg % 3] + i * 16, unit(i / N, seg) + 2 * U::HALF + (i % N) * 16);
     }
+    /* Q6_K: computed anew for each stage, so that no address made from it stays in a register: all are taken */
+    static __device__ __forceinline__ int thread() {
+        int t = threadIdx.x;
+        if (U::HALF == 1536) asm volatile("" : "+r"(t));
+        return t;
+    }
     __device__ __forceinline__ void stage(int k) {
         constexpr int N = U::HALF / 16;
+        const int thread = this->thread();
         if (k < 2 * a.segs) {
             int seg = k >> 1, h = k & 1, slot = k % STAGES, groups = a.x.cols >> 5;
 #pragma unroll
             for (int j = 0; j < (8 * N + 255) / 256; j++) {
-                int i = threadIdx.x + j * 256;
+                int i = thread + j * 256;
                 if (8 * N % 256 == 0 || i < 8 * N) cp16(sh.a[slot] + i * 16, unit(i / N, seg) + h * U::HALF + (i % N) * 16);
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                int i = threadIdx.x + j * 256, r = i >> 3, c = k * 128 + (i & 7) * 16;
+                int i = thread + j * 256, r = i >> 3, c = k * 128 + (i & 7) * 16;
                 if (c < a.x.cols) cp16(sh.b[slot] + r * GEMM_B_PITCH + (i & 7) * 16, a.x.q + (size_t)(row0 + r) * a.x.cols + c);
             }
-            if (threadIdx.x < 128) {
-                int g = threadIdx.x >> 5, c = (threadIdx.x & 31) * 4;
+            if (thread < 128) {
+                int g = thread >> 5, c = (thread & 31) * 4;
                 if (k * 4 + g < groups) {
                     cp16(&sh.delta[slot][g][c], a.x.delta + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
                     if (Sh::SUMS) cp16(&sh.sum[slot][g][c], a.x.sum + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
@@ -106,40 +113,38 @@ template <class U, int STAGES> __device__ __forceinline__ void gemm_stage(const 
 #pragma unroll (F == FORM_S2M ? 1 : U::GP)
         for (int e = 0; e < U::GP; e++) {
             const int c = pk * U::GP + e;
-            uint2 b[8];
-            float2 d[8], s[8];
+            uint32_t l[2][2], h[2][2];
+            float2 s[2][2];
+            float m0[2][2];
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    U::unpack(w[m][r], e, l[m][r], h[m][r]);
+                    s[m][r] = sh.scale[k & 1][c][(wm * 2 + m) * 16 + gid + 8 * r];
+                    m0[m][r] = s[m][r].x * -MAGIC_F;
+                }
 #pragma unroll
             for (int n = 0; n < 8; n++) {
-                b[n] = *(const uint2 *)(bp + n * 8 * GEMM_B_PITCH + c * 32);
-                d[n] = *(const float2 *)&sh.delta[slot][c][wn * 64 + n * 8 + 2 * tig];
-                if (F == FORM_S1M) s[n] = *(const float2 *)&sh.sum[slot][c][wn * 64 + n * 8 + 2 * tig];
-            }
+                const int col = wn * 64 + n * 8 + 2 * tig;
+                uint2 b = *(const uint2 *)(bp + n * 8 * GEMM_B_PITCH + c * 32);
+                float2 d = *(const float2 *)&sh.delta[slot][c][col], sum = make_float2(0.0f, 0.0f), low = sum;
+                if (Sh::SUMS) sum = *(const float2 *)&sh.sum[slot][c][col];
+                if (Sh::LOWS) { low = *(const float2 *)&sh.low[slot][c][col]; sum.x = sum.x - low.x; sum.y = sum.y - low.y; }
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
-                uint32_t l0, h0, l1, h1;
-                U::unpack(w[m][0], e, l0, h0);
-                U::unpack(w[m][1], e, l1, h1);
-                float2 s0 = sh.scale[k & 1][c][(wm * 2 + m) * 16 + gid], s1 = sh.scale[k & 1][c][(wm * 2 + m) * 16 + gid + 8];
-                float m0 = s0.x * -MAGIC_F, m1 = s1.x * -MAGIC_F;
-#pragma unroll
-                for (int n = 0; n < 8; n++) {
+                for (int m = 0; m < 2; m++) {
                     int v[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, vh[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-                    if (F == FORM_S2 || F == FORM_S2M) { mma16(v, l0, l1, b[n].x); mma16(vh, h0, h1, b[n].y); }
-                    else mma32(v, l0, l1, h0, h1, b[n].x, b[n].y);
+                    if (F == FORM_S2 || F == FORM_S2M) { mma16(v, l[m][0], l[m][1], b.x); mma16(vh, h[m][0], h[m][1], b.y); }
+                    else mma32(v, l[m][0], l[m][1], h[m][0], h[m][1], b.x, b.y);
                     float *q = p[m][n];
-                    if (F == FORM_S2M) { /* read again for each m: registers are short */
-                        float2 u0 = sh.mins[k & 1][c][(wm * 2 + m) * 16 + gid], u1 = sh.mins[k & 1][c][(wm * 2 + m) * 16 + gid + 8];
-                        float2 z = *(const float2 *)&sh.low[slot][c][wn * 64 + n * 8 + 2 * tig], x = *(const float2 *)&sh.sum[slot][c][wn * 64 + n * 8 + 2 * tig];
-                        q[0] = fmaf(d[n].x, group_value<F>(v[0], vh[0], s0.x, s0.y, m0, z.x, u0.x, u0.y, x.x - z.x), q[0]);
-                        q[1] = fmaf(d[n].y, group_value<F>(v[1], vh[1], s0.x, s0.y, m0, z.y, u0.x, u0.y, x.y - z.y), q[1]);
-                        q[2] = fmaf(d[n].x, group_value<F>(v[2], vh[2], s1.x, s1.y, m1, z.x, u1.x, u1.y, x.x - z.x), q[2]);
-                        q[3] = fmaf(d[n].y, group_value<F>(v[3], vh[3], s1.x, s1.y, m1, z.y, u1.x, u1.y, x.y - z.y), q[3]);
-                        continue;
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int r = i >> 1;
+                        const float di = i & 1 ? d.y : d.x, first = F == FORM_S2M ? (i & 1 ? low.y : low.x) : (i & 1 ? sum.y : sum.x);
+                        float2 u = make_float2(0.0f, 0.0f);
+                        if (Sh::LOWS) u = sh.mins[k & 1][c][(wm * 2 + m) * 16 + gid + 8 * r];
+                        q[i] = fmaf(di, group_value<F>(v[i], vh[i], s[m][r].x, s[m][r].y, m0[m][r], first, u.x, u.y, i & 1 ? sum.y : sum.x), q[i]);
                     }
-                    q[0] = fmaf(d[n].x, group_value<F>(v[0], vh[0], s0.x, s0.y, m0, s[n].x), q[0]);
-                    q[1] = fmaf(d[n].y, group_value<F>(v[1], vh[1], s0.x, s0.y, m0, s[n].y), q[1]);
-                    q[2] = fmaf(d[n].x, group_value<F>(v[2], vh[2], s1.x, s1.y, m1, s[n].x), q[2]);
-                    q[3] = fmaf(d[n].y, group_value<F>(v[3], vh[3], s1.x, s1.y, m1, s[n].y), q[3]);
                 }
             }
         }

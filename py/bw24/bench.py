@@ -173,6 +173,8 @@ class Result:
             out.append(f"decode reads {rate:.1f} GB/s of weights{wall}")
         if self.peer_name:
             out.append(f"peer: {self.peer_name}, {self.peer_build}")
+        if self.context.get("prefill") == "fast":
+            out.append("prefill class fast: approximate, not decode's bits")
         out.append(self._conditions())
         return out
 

@@ -27,12 +27,12 @@ class CheckResult:
 
 
 @contextmanager
-def open_context(backend: str = "cpu", isa: str | None = None, threads: int | None = None) -> Iterator[Any]:
-    """A bw24_ctx without a model. Raises Bw24Error if the backend or instruction set is not there."""
+def open_context(backend: str = "cpu", isa: str | None = None, threads: int | None = None, prefill: str = "exact") -> Iterator[Any]:
+    """A bw24_ctx without a model. Raises Bw24Error if the backend, instruction set or prefill class is not there."""
     p = abi.new("bw24_open_params")
     names = [abi.ffi.new("char[]", s.encode()) if s else abi.ffi.NULL for s in (backend, isa)]
     p.backend, p.isa = names
-    p.threads, p.fuse, p.repack = threads or 0, 1, 1
+    p.threads, p.fuse, p.repack, p.fast_prefill = threads or 0, 1, 1, prefill == "fast"
     out = abi.ffi.new("bw24_ctx **")
     abi.check(abi.lib().bw24_open(out, p))
     try:
@@ -54,14 +54,15 @@ def run_cases(ctx: Any, model: Any, progress: Callable[[int, int], None] | None 
 
 
 def kernel_check(engine: Engine | None = None, *, device: str = "auto", backend: str | None = None, isa: str | None = None,
-                 threads: int | None = None, progress: Callable[[int, int], None] | None = None,
+                 threads: int | None = None, prefill: str = "exact", progress: Callable[[int, int], None] | None = None,
                  opened: Callable[[str], None] | None = None) -> Iterator[CheckResult]:
     """Every case. With `engine` its context is tested and its model's shapes are added (the other settings are then its own); else a
-    context is opened, and `opened` told the name of its device. Raises Bw24Error."""
+    context is opened, and `opened` told the name of its device; `prefill` "fast" adds the cases of the approximate class, which are held
+    to a bound. Raises Bw24Error."""
     if engine is not None:
         yield from run_cases(engine._ctx, engine._model, progress)
         return
-    with open_context(choose(device, backend or "auto", isa).backend, isa, threads) as ctx:
+    with open_context(choose(device, backend or "auto", isa).backend, isa, threads, prefill) as ctx:
         if opened:
             opened(abi.ffi.string(abi.lib().bw24_device(ctx)).decode())
         yield from run_cases(ctx, abi.ffi.NULL, progress)

@@ -69,13 +69,13 @@ GATE_ROWS = 128  # more than the widest cut of the list (100), few enough for th
 def add_commands(commands: Any) -> None:
     """Declare kernel-check, gate and bench."""
     kernels = add_command(commands, "kernel-check", run_kernel_check, "compare every kernel with the plain C reference, bit by bit",
-                          KERNEL_EXAMPLES, (*ENGINE_FLAGS, "json"))
+                          KERNEL_EXAMPLES, (*ENGINE_FLAGS, "prefill", "json"))
     kernels.add_argument("--verbose", action="store_true", help="print every case, not only those that differ")
     gate = add_command(commands, "gate", run_gate, "compute the same rows in different ways and compare the bits", GATE_EXAMPLES,
                        (*SPEC_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS, "json"))
     gate.add_argument("--full", action="store_true", help="add the slow arms")
     bench = add_command(commands, "bench", run_bench, "measure prefill and decode, after the exactness gate", BENCH_EXAMPLES,
-                        (*SPEC_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS, "json"))
+                        (*SPEC_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS, "prefill", "json"))
     bench.add_argument("--accept", type=_share, metavar="P", help="with --spec: take drafts with probability P whatever they are (synthetic)")
     bench.add_argument("--sizes", type=_sizes(1), default=(256, 1024), metavar="N,N", help="prompt lengths to time (default: 256,1024)")
     bench.add_argument("--tokens", type=_sizes(1), default=(64,), metavar="N,N", help="numbers of tokens to generate (default: 64)")
@@ -127,7 +127,8 @@ def run_kernel_check(args: argparse.Namespace) -> int:
     from . import check
 
     with contextlib.ExitStack() as stack:
-        settings = {"device": args.device, "backend": args.backend, "isa": args.isa, "threads": args.threads}
+        settings = {"device": args.device, "backend": args.backend, "isa": args.isa, "threads": args.threads,
+                    "prefill": args.prefill}
         if args.model_given:
             engine = stack.enter_context(open_engine(stack.enter_context(open_model(args)), args))
             settings = {"engine": engine}
@@ -352,6 +353,7 @@ def bench_context(model: Model, engine: Engine, check: PrefillCheck) -> dict[str
     return {
         "model": model.name, "file": Path(model.path).name, "file_bytes": model.file.size, "version": __version__,
         "revision": abi.version(), "backend": engine.backend, "isa": engine.isa, "threads": engine.threads, "kv": engine.kv,
+        "prefill": engine.prefill_class,
         "cpu": cpu_name(), "device": engine.device, "gate": check.as_dict(), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

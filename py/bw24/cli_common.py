@@ -98,7 +98,7 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of Engine, from the settings."""
     from .tiers import from_args
 
-    settings = {name: getattr(args, name) for name in ENGINE_FLAGS}
+    settings = {name: getattr(args, name) for name in (*ENGINE_FLAGS, "prefill") if hasattr(args, name)}
     tiers = from_args(args)
     return {**settings, "tiers": tiers} if tiers.asked else settings
 

@@ -86,7 +86,7 @@ def add_commands(commands: Any) -> None:
     tokenize.add_argument("--special", action="store_true", help="the text of a control token, such as <|im_end|>, gives the token")
     tokenize.add_argument("--no-bos", action="store_true", help="leave out the tokens that the vocabulary puts round a text")
     perplexity = add_command(commands, "perplexity", run_perplexity, "how well the model predicts a text: mean negative log-likelihood",
-                             PERPLEXITY_EXAMPLES, (*ENGINE_FLAGS, *TIER_FLAGS, "json"))
+                             PERPLEXITY_EXAMPLES, (*ENGINE_FLAGS, *TIER_FLAGS, "prefill", "json"))
     perplexity.add_argument("file", metavar="FILE", help="a UTF-8 text, - for standard input")
     perplexity.add_argument("--window", type=_window, metavar="N", default=512, help="tokens of each independent piece (default: 512)")
 
@@ -193,7 +193,9 @@ def run_gen(args: argparse.Namespace) -> int:
                 check = gate.verify_prefill(engine, prompt.ids, progress=bar, drafted=drafted)
             say(check.line())
             if not check.match:
-                say("bw24: the prompt as prefill and as decode gave different bits, so no text is printed; `bw24 gate` says more")
+                say("bw24: the prompt as prefill and as decode gave different bits, so no text is printed; `bw24 gate` says more"
+                    if check.prefill == "exact" else
+                    "bw24: the prompt as fast prefill is too far from decode, so no text is printed; use --prefill exact")
                 return EXIT_MISMATCH
             stats = generate.Stats(prompt_tokens=len(prompt.ids), prompt_seconds=check.prompt_seconds)
             reply = generate.Generation(
@@ -246,7 +248,8 @@ def report_gen(args: argparse.Namespace, model: Model, engine: Engine, check: Pr
         write_json({
             "model": model.name, "text": text, "ids": reply.ids, "reason": reply.reason, "gate": check.as_dict(), **stats.as_dict(),
             "load_seconds": round(loading, 4), "peak_memory_bytes": peak, "backend": engine.backend, "isa": engine.isa,
-            "threads": engine.threads, "kv": engine.kv, "context": engine.ctx, "seed": args.seed, "temperature": args.temperature,
+            "threads": engine.threads, "kv": engine.kv, "prefill": engine.prefill_class, "context": engine.ctx,
+            "seed": args.seed, "temperature": args.temperature,
             **({"speculation": {"k": "auto" if drafts_a_round(args) < 0 else args.spec, "draft": engine.draft.name,
                                 "sampling": args.spec_sampling, **rounds.as_dict()}} if rounds else {}),
             **({"tiers": recorder.as_dict()} if recorder else {}),
@@ -303,9 +306,9 @@ def run_perplexity(args: argparse.Namespace) -> int:
         bos = model.tokenizer.bos_id if model.tokenizer.adds_bos else None
         with open_engine(model, args) as engine, progress_bar("score", "tokens") as bar:
             result = measure(engine, ids, window=min(args.window, engine.ctx), bos=bos, progress=bar)
-            settings = {"model": model.name, "kv": engine.kv, "backend": engine.backend, "isa": engine.isa}
+            settings = {"model": model.name, "kv": engine.kv, "backend": engine.backend, "isa": engine.isa, "prefill": engine.prefill_class}
     if args.json:
         write_json({**settings, **result.as_dict()})
     else:
-        write(result.line() + "\n")
+        write(result.line() + (" (prefill class fast, approximate)" if args.prefill == "fast" else "") + "\n")
     return EXIT_OK

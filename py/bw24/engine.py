@@ -25,6 +25,7 @@ UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
 MAX_ROWS = 256  # of a step, where every weight is in memory
 DEFAULT_KV = "f16"
 MAX_LOGIT_ROWS = 64  # wanted rows of one step when a prompt's every logit is asked for: bounds the logits at 64 x vocabulary
+PREFILL_CLASSES = ("exact", "fast")
 KV_FORMATS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q5_1": "Q5_1", "e4m3": "E4M3"}
 
 E_MEMORY = -2  # BW24_E_MEMORY
@@ -117,7 +118,8 @@ def _floats(array: np.ndarray | None) -> Any:
 class Engine:
     """A prepared model. `device`: "auto", "cpu", "cuda" or "cuda:N"; `backend` other than "auto" (ref) wins over it; `progress(done, total)`
     counts weight bytes while loading; `draft`: with a drafter (True: the file's MTP block), which makes sequences of its role possible; the
-    engine closes it; `tiers`: where a mixture's experts live.
+    engine closes it; `tiers`: where a mixture's experts live; `prefill`: numeric class of steps of more than 32 rows, "exact" (decode's bits) or
+    "fast" (approximate; backend cuda only).
 
     Attributes: model, ctx (tokens a sequence may hold), kv ({'full': .., 'window': ..}), backend, isa, threads, n_vocab, note (a sentence about
     the context or None), draft, n_hidden (width of hidden rows, 0: the backend has none), placement (None: every weight is in memory), spill (its
@@ -126,7 +128,7 @@ class Engine:
 
     def __init__(self, model: Model, *, device: str = "auto", backend: str = "auto", isa: str | None = None, threads: int | None = None,
                  ctx: int | None = None, kv: str | None = None, max_rows: int | None = None, fuse: bool = True, repack: bool = True,
-                 float_activations: bool = False, draft: Draft | bool = False, tiers: Tiers | None = None,
+                 float_activations: bool = False, draft: Draft | bool = False, tiers: Tiers | None = None, prefill: str = "exact",
                  progress: Callable[[int, int], None] | None = None):
         self._ctx = self._model = self.draft = None
         self.placement: Placement | None = None
@@ -138,6 +140,9 @@ class Engine:
         self.max_rows = max_rows or MAX_ROWS
         self.after_step: Callable[[int, float], None] | None = None  # (rows, seconds) of each step that has succeeded
         self.kv = parse_kv(kv)
+        if prefill not in PREFILL_CLASSES:
+            raise Bw24Error(f"prefill={prefill}: expected {' or '.join(PREFILL_CLASSES)}")
+        self.prefill_class = prefill
         self.draft = embedded(model) if draft is True else draft or None
         self.choice = devices.choose(device, backend, isa, float_activations)
         while self._model is None:
@@ -195,6 +200,7 @@ class Engine:
         names = [abi.ffi.new("char[]", s.encode()) if s else abi.ffi.NULL for s in (self.backend, isa)]
         p.backend, p.isa = names
         p.threads, p.fuse, p.repack, p.float_act = threads or 0, fuse, repack, float_activations
+        p.fast_prefill = self.prefill_class == "fast"
         out = abi.ffi.new("bw24_ctx **")
         abi.check(abi.lib().bw24_open(out, p))
         self._ctx = out[0]

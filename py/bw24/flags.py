@@ -1,7 +1,6 @@
 """Every setting in one typed table, and the only reader of the environment. Knows names, ranges and defaults; not what they do.
 
 A value comes from the command line, else from the variable, else from the table. docs/FLAGS.md is printed from the table (scripts/docs.py).
-A setting that this version lacks is in the table with the values it can take now, so that asking for more is an error, not silence.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class Flag:
     """One setting. `type` is int, float, bool, str, `list` (repeatable strings), `size` (bytes: 24g), `kv` (a KV format, or K/V of two) or
     `spec` (1..16, or off: 0, auto: -1).
 
-    Names in `numbered` may carry a number (cuda:1). An option of a bool sets it to `sets`. `present` lists the values that work in this
-    version; `absent` says what the others would need.
+    Names in `numbered` may carry a number (cuda:1). An option of a bool sets it to `sets`.
     """
 
     name: str
@@ -46,8 +44,6 @@ class Flag:
     low: float | None = None
     high: float | None = None
     sets: bool = True
-    present: tuple[Any, ...] | None = None
-    absent: str = ""
     test: str = ""
     shown_default: str = ""
 
@@ -58,10 +54,7 @@ class Flag:
 
     def parse(self, text: str) -> Any:
         """The value that `text` stands for; Bw24Error says what was expected."""
-        value = self._convert(text.strip() if self.type is not str else text)
-        if self.present is not None and value not in self.present:
-            raise Bw24Error(self.absent)
-        return value
+        return self._convert(text.strip() if self.type is not str else text)
 
     def _convert(self, text: str) -> Any:
         if self.type is bool:
@@ -121,7 +114,6 @@ class Flag:
 _ENGINE = "test_cli.py::test_engine_settings_reach_the_engine"
 _SAMPLER = "test_cli.py::test_sampling_settings_reach_the_sampler"
 _GATE = "test_gate.py::test_every_equality_passes_on_a_tiny_model"
-_ABSENT = "test_flags.py::test_absent_features_are_errors"
 _DEVICE = "test_device.py::test_a_card_is_taken_where_there_is_one"
 _READ = "test_flags.py::test_variables_reach_their_readers"
 _MAKE = "test_flags.py::test_makefile_reads_its_variables"
@@ -166,9 +158,8 @@ TABLE: tuple[Flag, ...] = (
     Flag("spec_sampling", RUNTIME, str, "race", "how drafts are judged where --temperature is above 0: race gives the text of plain decoding; reject "
          "(rejection sampling) accepts more, the text has the same distribution and repeats with the same --spec K and drafter", "--spec-sampling",
          None, "BW24_SPEC_SAMPLING", "MODE", choices=("race", "reject"), test="test_draft_reject.py::test_gen_takes_the_mode"),
-    Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast is not in this version",
-         "--prefill", metavar="CLASS", choices=("exact", "fast"), present=("exact",),
-         absent="the fast prefill class is not in this version; exact is the default", test=_ABSENT),
+    Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast is approximate, backend cuda only",
+         "--prefill", metavar="CLASS", choices=("exact", "fast"), test="test_prefill_class.py::test_fast_needs_backend_cuda"),
     # ---- experts beyond memory: docs/HY3-SPILL.md
     Flag("vram", RUNTIME, "size", None, "video memory for experts; the CUDA backend holds all of them in this version", "--vram", None, "BW24_VRAM",
          "SIZE", test="test_tiers.py::test_settings_reach_the_engine"),
@@ -319,16 +310,13 @@ def _bool_help(flag: Flag) -> str:
 
 
 def settle(args: argparse.Namespace, names: Iterable[str]) -> None:
-    """Fill in what the command line left out, from the environment and the table; refuse variables that ask for what is not there."""
+    """Fill in what the command line left out, from the environment and the table."""
     names = list(names)
     for name in names:
         if not hasattr(args, name):
             setattr(args, name, environment(name))
     if getattr(args, "kv", "") is None and environment("kv_fp8"):
         args.kv = "e4m3"
-    for flag in TABLE:
-        if flag.present is not None and flag.option is None:
-            environment(flag.name)
     if "device" in names:
         check_device(args)
 

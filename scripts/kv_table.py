@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""What KV formats cost: NLL of a text, and KL divergence of every next-token distribution from that with an f32 cache. One JSON line a model
+and format; judges nothing. Backend cpu; formats have the same bits on every backend."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
+
+from bw24 import abi  # noqa: E402
+from bw24.engine import Engine, kv_bytes_per_token  # noqa: E402
+from bw24.source import open_model  # noqa: E402
+
+FORMATS = ("f32", "f16", "q8_0", "e4m3", "q8_0/q5_1", "q8_0/e4m3", "e4m3/q8_0", "q5_1", "full=e4m3,window=q8_0/q5_1", "full=q8_0/q5_1,window=e4m3")
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Rows of log probabilities, f64."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+
+def score(engines: dict[str, Engine], ids: list[int], window: int, bos: int | None) -> dict[str, dict[str, float]]:
+    """NLL a token, KL a token and its standard error by format, over independent pieces of `window` tokens."""
+    nll: dict[str, list[np.ndarray]] = {f: [] for f in engines}
+    kl: dict[str, list[np.ndarray]] = {f: [] for f in engines}
+    for at in range(0, len(ids) - 1, window):
+        piece = ([] if bos is None else [bos]) + ids[at : at + window]
+        base = None
+        for name, engine in engines.items():
+            with engine.sequence() as seq:
+                p = log_softmax(seq.prefill(piece, "all")[:-1])
+            base = p if base is None else base
+            nll[name].append(-p[np.arange(len(p)), piece[1:]])
+            kl[name].append((np.exp(base) * (base - p)).sum(axis=1))
+    out = {}
+    for name in engines:
+        k = np.concatenate(kl[name])
+        out[name] = {"nll": float(np.concatenate(nll[name]).mean()), "kl": float(k.mean()), "kl_error": float(k.std() / len(k) ** 0.5)}
+    return out
+
+
+def main(argv: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("models", nargs="+")
+    p.add_argument("--text", default=str(Path(__file__).resolve().parent.parent / "docs" / "design.md"))
+    p.add_argument("--tokens", type=int, default=1536)
+    p.add_argument("--window", type=int, default=512)
+    p.add_argument("-o", "--output", help="file to append the lines to")
+    args = p.parse_args(argv)
+    text = Path(args.text).read_text(encoding="utf-8")
+    for path in args.models:
+        with open_model(path) as model, contextlib.ExitStack() as stack:
+            windows = any(w for _, _, w in model.builder.kvs.values())
+            formats = [f for f in FORMATS if windows or "=" not in f]
+            engines = {f: stack.enter_context(Engine(model, backend="cpu", kv=f, ctx=args.window + 8)) for f in formats}
+            ids = model.tokenizer.encode(text, add_special=False)[: args.tokens]
+            found = score(engines, ids, args.window, model.tokenizer.bos_id if model.tokenizer.adds_bos else None)
+            for name in formats:
+                line = {"revision": abi.version(), "model": Path(path).name, "text": Path(args.text).name,
+                        "text_sha256": hashlib.sha256(text.encode()).hexdigest()[:16], "tokens": len(ids), "window": args.window, "kv": name,
+                        "bytes_per_token": sum(kv_bytes_per_token(model, engines[name].kv).values()),
+                        **{k: round(v, 6) for k, v in found[name].items()}}
+                print(json.dumps(line), flush=True)
+                if args.output:
+                    with open(args.output, "a", encoding="utf-8") as f:
+                        f.write(json.dumps(line) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
