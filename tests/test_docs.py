@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,45 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(re.split(r"\s{2,}", line)[0])[1:] for line in lines if line.startswith("bw24 ")]
 
 
-@pytest.mark.parametrize("page", ["README.md"])
+WITH_COMMANDS = [p for p in PAGES if commands(p.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_commands_parse(page):
-    found = commands((ROOT / page).read_text(encoding="utf-8"))
-    assert len(found) >= 8
-    for words in found:
+    for words in commands(page.read_text(encoding="utf-8")):
         cli.build_parser().parse_args(words)
+
+
+NOT_RUN = {"serve": "ends with a signal; test_server_clients.py starts it", "kernel-check": "a minute; test_numerics.py runs its cases",
+           "bench": "five rounds and a peer; test_bench.py"}
+
+
+def test_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    """Each with the names of its line, on a tiny model or checkpoint directory: exit code 0, and something on standard output."""
+    import io
+    import shutil as files
+
+    from tiny_model import write_tiny
+
+    write_tiny(tmp_path / "model.gguf")
+    files.copytree(next((ROOT / "tests" / "fixtures" / "checkpoints").iterdir()), tmp_path / "DIR")
+    (tmp_path / "text.txt").write_text("a b a b a b a b")
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for words in commands((ROOT / "README.md").read_text(encoding="utf-8")):
+        if words[0] in NOT_RUN:
+            continue
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+        words = ["model.gguf" if w.startswith("hf:") else "out.gguf" if w == "model.gguf" and words[0] == "convert" else w for w in words]
+        if words[0] in ("gen", "chat") and "model.gguf" not in words:
+            words += ["-m", "model.gguf"]
+        words += {"gen": ["-n", "2", "-p", "ab"] if "-p" not in words else ["-n", "2"], "convert": ["--json"]}.get(words[0], [])
+        words = ["Q8_0" if w == "Q4_K_M" else w for w in words]
+        assert cli.main(words) == 0, (words, capsys.readouterr().err)
+        out = capsys.readouterr().out
+        assert out.strip() or words[0] == "chat", words
+        ran.append(words[0])
+    assert len(ran) >= 8 and {"gen", "chat", "convert", "info", "explain", "gate", "perplexity"} <= set(ran)
 
 
 def test_examples_of_the_help_parse():
