@@ -181,6 +181,16 @@ typedef struct bw24_spill_counts {
 typedef struct bw24_type_facts { const char *name; int32_t id, block, bytes, can_encode; } bw24_type_facts;
 typedef struct bw24_op_facts { const char *name, *operands, *state; } bw24_op_facts;
 
+/* what a device can do; 0 where it has no such thing */
+typedef struct bw24_rates {
+    uint32_t size;
+    uint32_t reserved;
+    double read_gbps, copy_gbps;             /* its memory; copied bytes count twice */
+    double to_device_gbps, from_device_gbps; /* over the bus, from and to pinned host memory */
+    double launch_us, graph_node_us, pdl_node_us, barrier_us; /* an empty kernel launched, in a graph, with programmatic edges; all blocks meeting */
+    double int8_tops, bf16_tflops;           /* matrix units by mma.sync; a multiply and an add are two */
+} bw24_rates;
+
 typedef struct bw24_check_result {
     uint32_t size;
     int32_t status;           /* 1 equal, 0 different, 2 skipped */
@@ -301,7 +311,8 @@ int bw24_type_info(int32_t index, bw24_type_facts *out);  /* BW24_E_ARG past the
 int bw24_op_info(int32_t index, bw24_op_facts *out);
 /* kernel-check, case `index`; -1 returns the number of cases; BW24_E_ARG past the end */
 int bw24_check(bw24_ctx *ctx, bw24_model *model, int32_t index, bw24_check_result *out);
-int bw24_probe(bw24_ctx *ctx, double *read_gbps, double *copy_gbps);
+int bw24_probe(bw24_ctx *ctx, double *read_gbps, double *copy_gbps); /* of the memory where weights live; copied bytes count twice */
+int bw24_probe_rates(bw24_ctx *ctx, bw24_rates *out);                 /* everything that this context's device has; about a second */
 /* the numeric program's scalar functions, for tests: name is "exp", "exp2", "silu", "gelu", "tanh", "sigmoid", "softplus" */
 int bw24_canon(const char *name, const float *x, float *y, int64_t n);
 /* BW24_CFFI_END */

@@ -209,6 +209,7 @@ typedef struct bw_backend {
     int (*draw)(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out);
     /* bw24_predict: weights, work, fixed, host and device; kv and state are set */
     int (*predict)(bw24_model *m, bw24_memory *out);
+    int (*probe)(bw24_ctx *c, bool all, bw24_rates *out); /* NULL: memory by the context's threads alone. all: not only memory */
     size_t (*page_slab)(const bw24_model *m, int klass); /* pages that are taken at once; NULL: one */
     uint64_t (*device_used)(const bw24_model *m);        /* bytes of a card's memory taken since the context was opened; NULL: no card */
     /* runs several lists of a model, hands on the rows of `hidden`, and takes logits NULL: ops that write them are left out */

@@ -1,4 +1,5 @@
-/* Memory bandwidth with the context's own threads: what a decode step can hope for. Owns two buffers for the time of one call. */
+/* What a context's device can do; here memory bandwidth with the context's own threads, what a decode step can hope for. Owns two buffers for the
+ * time of one call; a card measures itself (cu/probe.cu). */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise */
 #include <string.h>
 #include <sys/mman.h>
@@ -49,11 +50,8 @@ static double best_seconds(cpu_pool *pool, probe *p, int mode) {
     return best;
 }
 
-/* read_gbps: bytes summed, copy_gbps: bytes read plus bytes written, each a second / 1e9 */
-int bw24_probe(bw24_ctx *c, double *read_gbps, double *copy_gbps) {
-    if (!c || !read_gbps || !copy_gbps) return bw_fail(BW24_E_ARG, "bw24_probe: NULL argument");
-    if (c->backend != &bw_backend_cpu && c->backend != &bw_backend_ref)
-        return bw_fail(BW24_E_UNSUPPORTED, "bw24_probe: backend %s has no bandwidth probe", c->backend->name);
+/* read: bytes summed; copy: bytes read plus bytes written */
+static int host_memory(bw24_ctx *c, bw24_rates *out) {
     uint8_t *mem = mmap(NULL, 2 * HALF, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mem == MAP_FAILED) return bw_fail(BW24_E_MEMORY, "out of memory for %zu MiB of probe buffers", 2 * HALF >> 20);
     madvise(mem, 2 * HALF, MADV_HUGEPAGE);
@@ -62,8 +60,29 @@ int bw24_probe(bw24_ctx *c, double *read_gbps, double *copy_gbps) {
     p.mode = TOUCH;
     if (pool) cpu_pool_run(pool, part, &p);
     else part(&p, 0, 1);
-    *read_gbps = 2.0 * (double)HALF / best_seconds(pool, &p, READ) * 1e-9;
-    *copy_gbps = 2.0 * (double)HALF / best_seconds(pool, &p, COPY) * 1e-9;
+    out->read_gbps = 2.0 * (double)HALF / best_seconds(pool, &p, READ) * 1e-9;
+    out->copy_gbps = 2.0 * (double)HALF / best_seconds(pool, &p, COPY) * 1e-9;
     munmap(mem, 2 * HALF);
     return 0;
+}
+
+static int rates(bw24_ctx *c, bool all, bw24_rates *out) {
+    *out = (bw24_rates){.size = sizeof *out};
+    if (c->plan_only) return bw_fail(BW24_E_ARG, "bw24_probe: the context was opened for plans only");
+    return c->backend->probe ? c->backend->probe(c, all, out) : host_memory(c, out);
+}
+
+int bw24_probe(bw24_ctx *c, double *read_gbps, double *copy_gbps) {
+    bw24_rates r;
+    if (!c || !read_gbps || !copy_gbps) return bw_fail(BW24_E_ARG, "bw24_probe: NULL argument");
+    BW_TRY(rates(c, false, &r));
+    *read_gbps = r.read_gbps;
+    *copy_gbps = r.copy_gbps;
+    return 0;
+}
+
+int bw24_probe_rates(bw24_ctx *c, bw24_rates *out) {
+    if (!c || !out || out->size != sizeof *out)
+        return bw_fail(BW24_E_ARG, "bw24_probe_rates: NULL argument, or a struct of size %u, expected %zu", out ? out->size : 0, sizeof *out);
+    return rates(c, true, out);
 }

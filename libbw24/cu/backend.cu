@@ -581,6 +581,7 @@ static bw_backend make_backend() {
     b.greedy = bw::cu_greedy;
     b.draw = bw::cu_draw;
     b.predict = bw::cu_predict;
+    b.probe = bw::cu_probe;
     b.page_slab = bw::cu_slab_pages;
     b.device_used = bw::cuda_used;
     return b;

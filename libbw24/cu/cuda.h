@@ -142,6 +142,7 @@ int cu_resolve_replay(bw24_model *m, bw_list *l);
 /* experts.cu */
 int cu_resolve_experts(bw24_model *m, bw_list *l, int op, CuStep *c);
 void cu_drop_graphs(CuList *s);
+int cu_probe(bw24_ctx *c, bool all, bw24_rates *out); /* probe.cu */
 /* predict.cu */
 int cu_predict(bw24_model *m, bw24_memory *out);
 size_t cu_slab_pages(const bw24_model *m, int klass);

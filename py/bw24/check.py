@@ -68,9 +68,9 @@ def kernel_check(engine: Engine | None = None, *, device: str = "auto", backend:
         yield from run_cases(ctx, abi.ffi.NULL, progress)
 
 
-def probe(threads: int | None = None) -> tuple[float, float]:
-    """Memory bandwidth of `threads` threads (default: the physical cores) in GB/s: (reading, copying; copied bytes count twice)."""
+def probe(threads: int | None = None, backend: str = "cpu") -> tuple[float, float]:
+    """Memory bandwidth in GB/s of `threads` threads (default: the physical cores), or of a card: (reading, copying; copied bytes count twice)."""
     read, copy = abi.ffi.new("double *"), abi.ffi.new("double *")
-    with open_context("cpu", None, threads) as ctx:
+    with open_context(backend, None, threads) as ctx:
         abi.check(abi.lib().bw24_probe(ctx, read, copy))
     return read[0], copy[0]

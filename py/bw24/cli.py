@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from . import cli_check, cli_convert, cli_model, cli_report, cli_serve, cli_text, cli_tiers, flags
+from . import cli_check, cli_convert, cli_model, cli_probe, cli_report, cli_serve, cli_text, cli_tiers, flags
 from .cli_common import EXIT_ERROR, EXIT_INTERRUPTED, say
 from .errors import Bw24Error
 
@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="bw24", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action=Version, nargs=0, help="revision, ABI number and instruction set, then exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
-    for group in (cli_text, cli_serve, cli_model, cli_check, cli_convert, cli_tiers, cli_report):
+    for group in (cli_text, cli_serve, cli_model, cli_check, cli_convert, cli_tiers, cli_probe, cli_report):
         group.add_commands(commands)
     return parser
 

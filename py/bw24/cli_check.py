@@ -337,11 +337,12 @@ def bytes_per_token(model: Model) -> int:
 
 
 def read_wall(engine: Engine) -> float | None:
-    """Read bandwidth of the machine with the engine's threads, GB/s; None where the library cannot measure it."""
+    """Read bandwidth where the weights are: of the card, or of the machine's memory with the engine's threads; GB/s, None where it cannot be
+    measured."""
     from . import check
 
     try:
-        return check.probe(engine.threads)[0]
+        return check.probe(engine.threads, engine.backend)[0]
     except Bw24Error:
         return None
 
