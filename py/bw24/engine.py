@@ -170,11 +170,13 @@ class Engine:
         """Decides where experts go; the bytes left for the KV cache."""
         free, granted = self.choice.facts.free if self.choice.facts else available_memory(), available_memory(reserve=True)
         self.placement = self.spill = None
-        if self.backend != "cpu" and not tiers.asked:
+        mixed = getattr(self.model.file, "mixed", False)
+        if self.backend != "cpu" and not tiers.asked and not mixed:
             return free - self._beside_kv(size)
         if self.backend != "cpu":
-            raise Bw24Error(f"--ram, --vram and --nvme: backend {self.backend} holds every expert itself in this version; --device cpu reads them "
-                            "from files", UNSUPPORTED)
+            what = f"{self.model.path.name}: experts of mixed types" if mixed else "--ram, --vram and --nvme"
+            raise Bw24Error(f"{what}: backend {self.backend} holds every expert itself in this version; --device cpu reads them from files",
+                            UNSUPPORTED)
         self.placement = decide(self.model, tiers, self.draft, free, granted)
         self.max_rows = self._asked_rows or (self.placement.rows if self.placement else MAX_ROWS)
         if self.placement is None:
@@ -228,7 +230,7 @@ class Engine:
         self._model = out[0]
         sizes = []
         if self.placement:
-            self.spill = Spill(self._model, self.model, self.placement)
+            self.spill = Spill(self._model, self.model, self.placement, progress)
         spilled = self.placement.bank.names if self.placement else ()
         for w in [*self.model.weights(spilled), *(self.draft.weights() if self.draft else ())]:
             if w.data is None:
@@ -365,6 +367,8 @@ class Engine:
         """Give back what the library holds."""
         for timeline in [*self._drafted, *self._sequences]:
             timeline.close()
+        if self.spill:
+            self.spill.close()
         if self._model:
             abi.lib().bw24_model_free(self._model)
         if self._ctx:

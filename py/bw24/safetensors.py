@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,11 +191,12 @@ def _some(names: set[str]) -> str:
     return f"{len(names)} tensors ({first}{', ...' if len(names) > 3 else ''})"
 
 
-def _check_index(where: str, weight_map: dict[str, str], parts: list[str], tensors: list[dict[str, Entry]]) -> None:
-    """Every mapped tensor is in its shard, and every tensor of a shard is mapped to it."""
+def _check_index(where: str, weight_map: dict[str, str], parts: list[str], tensors: list[dict[str, Entry]],
+                 without: Callable[[str], bool] | None = None) -> None:
+    """Every mapped tensor is in its shard (those of `without` need not be), and every tensor of a shard is mapped to it."""
     for name, found in zip(parts, tensors, strict=True):
         said = {t for t, shard in weight_map.items() if shard == name}
-        if missing := said - found.keys():
+        if missing := {t for t in said - found.keys() if not (without and without(t))}:
             raise Bw24Error(f"{where}: shard {quote(name)} lacks {_some(missing)} of the index")
         if extra := found.keys() - said:
             raise Bw24Error(f"{where}: shard {quote(name)} has {_some(extra)} that the index does not give it")
@@ -206,7 +208,7 @@ class Shards:
     Views handed out by data() keep the mapping alive after close(); file descriptors do not outlive it.
     """
 
-    def __init__(self, folder: Path, names: list[str], weight_map: dict[str, str] | None):
+    def __init__(self, folder: Path, names: list[str], weight_map: dict[str, str] | None, without: Callable[[str], bool] | None = None):
         self.folder = folder
         self._sources: list[FileSource] = []
         self._maps: list[memoryview | None] = [None] * len(names)
@@ -216,11 +218,11 @@ class Shards:
                 self._sources.append(FileSource(folder / name))
                 found.append(parse_header(self._sources[part], quote(str(folder / name), 4096), part))
             if weight_map is not None:
-                _check_index(quote(str(folder / INDEX), 4096), weight_map, names, found)
+                _check_index(quote(str(folder / INDEX), 4096), weight_map, names, found, without)
         except BaseException:
             self.close()
             raise
-        self.tensors: dict[str, Entry] = {name: e for part in found for name, e in part.items()}
+        self.tensors: dict[str, Entry] = {name: e for part in found for name, e in part.items() if not (without and without(name))}
         self.size = sum(s.size for s in self._sources)
 
     def data(self, name: str) -> memoryview:
@@ -255,19 +257,20 @@ class Shards:
             source.close()
 
 
-def open_shards(path: Path) -> Shards:
-    """The tensors of a directory (its index, else its only *.safetensors file) or of one file. Raises Bw24Error."""
+def open_shards(path: Path, without: Callable[[str], bool] | None = None) -> Shards:
+    """The tensors of a directory (its index, else its only *.safetensors file) or of one file, less those whose name `without` is true for.
+    Raises Bw24Error."""
     if not path.is_dir():
-        return Shards(path.parent, [path.name], None)
+        return Shards(path.parent, [path.name], None, without)
     if (path / INDEX).exists():
         names, weight_map = index_parts(path / INDEX)
         if missing := [name for name in names if not (path / name).exists()]:
             raise Bw24Error(f"{quote(str(path / INDEX), 4096)}: weight_map: the shard {quote(missing[0])} is missing")
-        return Shards(path, names, weight_map)
+        return Shards(path, names, weight_map, without)
     names = sorted(p.name for p in path.glob("*.safetensors"))
     if "model.safetensors" in names:
         names = ["model.safetensors"]
     if len(names) != 1:
         found = f"{len(names)} *.safetensors files" if names else "no *.safetensors file"
         raise Bw24Error(f"{quote(str(path), 4096)}: expected {INDEX} or one *.safetensors file, found {found}")
-    return Shards(path, names, None)
+    return Shards(path, names, None, without)

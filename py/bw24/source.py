@@ -197,6 +197,11 @@ def _scalar(file: Container, name: str) -> float:
 
 
 def _open(path: Path, weights: str) -> Container:
+    if path.is_dir():
+        from .overlay import is_overlay, open_overlay
+
+        if is_overlay(path):
+            return open_overlay(path, weights)
     if path.is_dir() or path.suffix == ".safetensors":
         from .st_model import open_checkpoint  # here: a GGUF file needs none of it
 

@@ -6,6 +6,7 @@ bytes are encoded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +137,13 @@ def _family(keys: dict[str, Any]) -> Family:
     return FAMILIES[found](Config(keys))
 
 
-def open_checkpoint(path: Path, weights: str = "auto") -> Checkpoint:
+def open_checkpoint(path: Path, weights: str = "auto", without: Callable[[str], bool] | None = None) -> Checkpoint:
     """Opens a directory of safetensors (or one such file beside its config.json). Raises Bw24Error naming what is at fault.
 
     weights: "auto" reads float and FP8 matrices of more than a million values as Q8_0, "keep" in a float type that holds their values.
+    without: names of weights that another container gives.
     """
-    shards = open_shards(path)
+    shards = open_shards(path, without)
     try:
         return Checkpoint(path, shards, weights)
     except BaseException:

@@ -7,14 +7,16 @@ import contextlib
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import abi
+from . import abi, tier_bank
 from .errors import Bw24Error
+from .gguf import GGUFFile, open_gguf
 from .gguf_types import quote
 
 if TYPE_CHECKING:
@@ -162,14 +164,14 @@ def decide(model: Model, tiers: Tiers, draft: Draft | None, free: int, granted: 
             raise Bw24Error(f"{model.path.name}: the model has no experts, so --ram has nothing to divide")
         return None
     rest = rest_of(model, bank) + (draft.nbytes if draft else 0)
-    ram = tiers.ram
+    ram, mixed = tiers.ram, getattr(model.file, "mixed", False)
     if ram is None:
         fits = rest + bank.nbytes <= free
-        if fits and not tiers.asked:
+        if fits and not tiers.asked and not mixed:
             return None
         ram = max(0, granted - rest)
         ram = min(bank.nbytes * (2 if fits else 1), ram - ram // KV_SHARE)  # in RAM an expert has up to 12 KiB a matrix more
-    elif ram >= bank.nbytes + bank.nbytes // 64 and not tiers.force and not tiers.trace:
+    elif ram >= bank.nbytes + bank.nbytes // 64 and not tiers.force and not tiers.trace and not mixed:
         return None
     policy = tiers.policy or ("frozen" if tiers.profile else "lru" if ram >= CYCLES * bank.active else "slru")
     if policy == "frozen" and not tiers.profile:
@@ -201,7 +203,9 @@ def copies(path: Path, folders: tuple[str, ...]) -> tuple[Path, Path | None]:
 class Spill:
     """The spill of a library model: opened before its tensors, asked afterwards for numbers."""
 
-    def __init__(self, handle: Any, model: Model, placement: Placement):
+    def __init__(self, handle: Any, model: Model, placement: Placement, progress: Callable[[int, int], None] | None = None):
+        self._bank: GGUFFile | None = None
+        self._progress = progress
         self._handle, self._model, self.placement = handle, model, placement
         self._files: dict[Path, int] = {}
         t, p = placement.tiers, abi.new("bw24_spill_params")
@@ -221,14 +225,28 @@ class Spill:
 
     def load(self, name: str, ne: tuple[int, ...], scale: float) -> None:
         """Names a tensor's place to the library instead of handing over its bytes. Raises Bw24Error."""
-        places = self._model.file.places(name)
-        if places is None:
-            raise Bw24Error(f"tensor {name}: its bytes must be converted before they can be read piece by piece; `bw24 convert` writes such a file")
+        places = self._model.file.places(name) or self._converted(name)
         c = abi.ffi.new("bw24_place[]", len(places))
         for i, (path, type_id, offset) in enumerate(places):
             c[i].file, c[i].type, c[i].offset = (self._file(path), type_id, offset) if path is not None else (-1, type_id, 0)
         shape = abi.ffi.new("int64_t[]", list(ne))
         abi.check(abi.lib().bw24_spill_tensor(self._handle, name.encode(), len(ne), shape, c, len(places), scale))
+
+    def _converted(self, name: str) -> list[tuple[Path, int, int]]:
+        """Places in the file of converted experts, which is written where there is none."""
+        if self._bank is None:
+            names = sorted(n for n in self.placement.bank.names if self._model.file.places(n) is None)
+            folders = self.placement.tiers.nvme
+            path = tier_bank.expert_bank(self._model, names, folders[0] if folders else None, self._progress)
+            if len(folders) > 1:
+                tier_bank.mirror(path, folders[1])
+            self._bank = open_gguf(path)
+        return self._bank.places(name)
+
+    def close(self) -> None:
+        """Closes what is open here; the library has its own descriptors."""
+        if self._bank is not None:
+            self._bank.close()
 
     def layers(self) -> list[tuple[str, int]]:
         """(down tensor, experts) of each layer, in the order of the layer numbers of traces and profiles."""
