@@ -104,6 +104,8 @@ typedef struct bw24_round_request {
     int32_t k;                  /* drafts wanted, 0..BW24_MAX_DRAFTS */
     const int32_t *stop;        /* ids after which nothing is accepted */
     int32_t n_stop;
+    const int32_t *ids;         /* tokens of the draft list's columns for this reply, as bw24_list_ids; NULL: the list's own */
+    int32_t n_ids;
     int32_t reject;             /* 1: rejection sampling instead of the shared race */
     float synthetic;            /* above 0: drafts are accepted with this probability whatever they are, for measuring; the tokens mean nothing */
     int32_t drafted, accepted;  /* results: drafts made, those that were the next tokens */
@@ -236,6 +238,8 @@ int bw24_spill_uses(bw24_model *model, int32_t layer, uint64_t *uses);
 int bw24_spill_layer(bw24_model *model, int32_t index, const char **down, int32_t *experts);
 uint64_t bw24_available_memory(int32_t reserve); /* bytes the system and its cgroups grant; reserve 1: less max(4 GiB, 8 %) */
 
+/* the caller has changed the bytes of rows first .. first + n of a tensor whose memory is its own: they hold from the next step on */
+int bw24_tensor_touch(bw24_model *model, const char *name, int64_t first, int64_t n);
 int bw24_list_set(bw24_model *model, const char *role, const char *text);
 /* after the tensors and lists: index 0..tensors-1 packs one tensor each (so that the caller can show progress), index = tensors makes the plans
  * and work buffers and ends preparation */

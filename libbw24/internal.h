@@ -198,6 +198,8 @@ typedef struct bw_backend {
     void (*close)(bw24_ctx *ctx);
     int (*prepare_tensor)(bw24_model *m, bw_tensor *t); /* pack one tensor */
     int (*prepare_list)(bw24_model *m, bw_list *l);     /* work buffers, plan */
+    /* packs rows [first, first + n) of a tensor again; NULL: not possible */
+    int (*repack)(bw24_model *m, bw_tensor *t, int64_t first, int64_t n);
     void (*free_tensor)(bw_tensor *t);
     void (*free_model)(bw24_model *m);
     /* FOLD state after n rows of a log: from -> to, both of one sequence */

@@ -28,6 +28,7 @@ typedef struct work {
     int n;
     bw_list *list;     /* the draft list, shared by all requests */
     bool greedy;       /* every request takes the largest logit as it is: tokens leave the device instead of logits */
+    bool own_ids;      /* some request drafts with columns of its own, so that the draft list's logits are needed */
     int most;          /* rows of the widest step */
     bw24_row *rows;    /* [most] */
     int32_t *of;       /* [n]: the requests of a drafting step */
@@ -48,6 +49,9 @@ static int check_request(const bw24_model *m, const bw24_round_request *r, int i
     if (drafting && !r->sampler) return bw_fail(BW24_E_ARG, "a round: request %d has no sampler", i);
     if (r->k < 0 || r->k > BW24_MAX_DRAFTS) return bw_fail(BW24_E_ARG, "a round: request %d: %d drafts, expected 0..%d", i, r->k, BW24_MAX_DRAFTS);
     if (r->token < 0 || r->token >= m->vocab) return bw_fail(BW24_E_ARG, "a round: request %d: token %d is outside 0..%d", i, r->token, m->vocab - 1);
+    if (r->ids && r->n_ids != r->drafter->seq->list->bufs[r->drafter->seq->list->logits].width)
+        return bw_fail(BW24_E_SHAPE, "a round: request %d: %d ids for %lld columns of logits", i, r->n_ids,
+                       (long long)r->drafter->seq->list->bufs[r->drafter->seq->list->logits].width);
     if (r->n_history < 0 || (r->n_history && !r->history) || r->n_stop < 0 || (r->n_stop && !r->stop))
         return bw_fail(BW24_E_ARG, "a round: request %d: history or stop ids are missing", i);
     return 0;
@@ -74,6 +78,7 @@ static int open_round(work *x, bw24_model *m, bw24_round_request *r, int n, int 
     size_t longest = 0, reject = 0;
     for (int i = 0; i < n; i++) {
         x->greedy = x->greedy && takes_largest(r[i].sampler) && !r[i].reject;
+        x->own_ids = x->own_ids || r[i].ids;
         if ((size_t)r[i].n_history > longest) longest = (size_t)r[i].n_history;
         reject |= r[i].reject != 0;
     }
@@ -100,9 +105,10 @@ static int open_round(work *x, bw24_model *m, bw24_round_request *r, int n, int 
     return 0;
 }
 
-/* a step whose results are tokens or logits, as all requests allow */
+/* a step of the draft list, whose results are tokens or logits, as all requests allow */
 static int step(work *x, int rows, const float *hidden_in) {
-    bw_outputs out = {.logits = x->greedy ? NULL : x->logits, .tokens = x->greedy ? x->tokens : NULL, .hidden = x->hidden};
+    bool tokens = x->greedy && !x->own_ids;
+    bw_outputs out = {.logits = tokens ? NULL : x->logits, .tokens = tokens ? x->tokens : NULL, .hidden = x->hidden};
     return bw_run_rows(x->m, x->rows, rows, hidden_in, out);
 }
 
@@ -115,18 +121,32 @@ static const int32_t *history_of(work *x, const bw24_round_request *r, int draft
     return x->history;
 }
 
+/* the tokens of the draft list's columns, as this request has them */
+static const int32_t *ids_of(const work *x, const bw24_round_request *r) { return r->ids ? r->ids : x->list->ids; }
+
+/* the token of the largest of finite logits, the lowest of equals; -1 where no column stands for one */
+static int32_t largest(const float *l, int64_t n, const int32_t *ids) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < n; i++) {
+        if (ids && ids[i] < 0) continue;
+        if (best < 0 || l[i] > l[best] || (ids && l[i] == l[best] && ids[i] < ids[best])) best = i;
+    }
+    return best < 0 ? -1 : ids ? ids[best] : (int32_t)best;
+}
+
 /* the draft that row `at` of the last step gives request i; -1: none */
 static int pick_draft(work *x, int i, int at, int32_t *token) {
     bw24_round_request *r = &x->r[i];
     int64_t columns = x->list->bufs[x->list->logits].width;
     uint64_t position = (uint64_t)(r->drafter->pos + 1 + r->drafted);
     int n_history = r->n_history ? r->n_history + r->drafted : 0;
-    if (x->greedy) { *token = x->tokens[at]; return 0; }
+    if (x->greedy && !x->own_ids) { *token = x->tokens[at]; return 0; }
     const float *logits = x->logits + at * columns;
-    const int32_t *history = history_of(x, r, r->drafted);
-    if (!r->reject) return bw_sample(logits, (int32_t)columns, x->list->ids, x->m->vocab, r->sampler, history, n_history, position, NULL, token, NULL);
+    const int32_t *history = history_of(x, r, r->drafted), *ids = ids_of(x, r);
+    if (takes_largest(r->sampler) && !r->reject) { *token = largest(logits, columns, ids); return 0; }
+    if (!r->reject) return bw_sample(logits, (int32_t)columns, ids, x->m->vocab, r->sampler, history, n_history, position, NULL, token, NULL);
     memcpy(x->draft_logits + (i * BW24_MAX_DRAFTS + r->drafted) * columns, logits, (size_t)columns * sizeof *logits);
-    return bw24_sample_draft(logits, (int32_t)columns, x->list->ids, x->m->vocab, r->sampler, history, n_history, position, NULL, token);
+    return bw24_sample_draft(logits, (int32_t)columns, ids, x->m->vocab, r->sampler, history, n_history, position, NULL, token);
 }
 
 /* after a step in which request of[j] has row j: its draft, and whether it wants another. The rows that go on move to the front */
@@ -226,7 +246,7 @@ static int pick(work *x, int i, int j, int at, int32_t *token) {
     int n_history = r->n_history ? r->n_history + j : 0;
     if (!r->reject || j == r->drafted) return bw_sample(logits, vocab, NULL, vocab, r->sampler, history, n_history, position, NULL, token, NULL);
     const float *from = x->draft_logits + ((int64_t)i * BW24_MAX_DRAFTS + j) * columns;
-    return bw24_sample_reject(logits, vocab, from, columns, x->list->ids, r->sampler, history, n_history, position, NULL, r->drafts[j], token);
+    return bw24_sample_reject(logits, vocab, from, columns, ids_of(x, r), r->sampler, history, n_history, position, NULL, r->drafts[j], token);
 }
 
 /* a coin that falls on its side with probability p, a function of seed and position */

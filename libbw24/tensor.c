@@ -173,6 +173,16 @@ int bw24_spill_tensor(bw24_model *m, const char *name, int32_t n_dims, const int
     return 0;
 }
 
+int bw24_tensor_touch(bw24_model *m, const char *name, int64_t first, int64_t n) {
+    bw_tensor *t = m && name ? bw_find_tensor(m, name) : NULL;
+    if (!t || !m->prepared) return bw_fail(BW24_E_MISSING, "bw24_tensor_touch: no tensor '%s', or the model is not prepared", name ? name : "(null)");
+    if (t->mapped || t->parts != 1 || first < 0 || n < 1 || first + n > t->ne[1])
+        return bw_fail(BW24_E_ARG, "tensor %s: rows %lld..%lld cannot be changed; it has %lld%s", name, (long long)first, (long long)(first + n - 1),
+                       (long long)t->ne[1], t->mapped ? " over a file mapping" : "");
+    if (!m->ctx->backend->repack) return bw_fail(BW24_E_UNSUPPORTED, "tensor %s: backend %s cannot change a prepared tensor", name, m->ctx->backend->name);
+    return m->ctx->backend->repack(m, t, first, n);
+}
+
 float *bw_dense(bw_tensor *t) {
     if (t->dense) return t->dense;
     if (!t->data) { bw_fail(BW24_E_SHAPE, "tensor %s: it is spilled, but an op reads it as a vector", t->name); return NULL; }

@@ -115,6 +115,13 @@ static int cpu_prepare_tensor(bw24_model *m, bw_tensor *t) {
     return 0;
 }
 
+static int cpu_repack(bw24_model *m, bw_tensor *t, int64_t first, int64_t n) {
+    cpu_mat *mat = t->packed;
+    (void)m;
+    if (mat && mat->data) cpu_pack_tiles(mat, t->data, first / CPU_TILE, (first + n + CPU_TILE - 1) / CPU_TILE);
+    return 0;
+}
+
 static void cpu_free_tensor(bw_tensor *t) { free(t->packed); }
 
 /* ---- the plan, resolved */
@@ -354,6 +361,6 @@ static bool cpu_kv_supported(const bw_kv_desc *d) { return cpu_kv_page_bytes(d) 
 
 const bw_backend bw_backend_cpu = {
     .name = "cpu", .kv_page_bytes = cpu_kv_page_bytes, .kv_supported = cpu_kv_supported, .open = cpu_open, .close = cpu_close,
-    .prepare_tensor = cpu_prepare_tensor, .prepare_list = cpu_prepare_list, .free_tensor = cpu_free_tensor, .free_model = cpu_free_model,
+    .prepare_tensor = cpu_prepare_tensor, .repack = cpu_repack, .prepare_list = cpu_prepare_list, .free_tensor = cpu_free_tensor, .free_model = cpu_free_model,
     .replay = cpu_replay, .forward = cpu_forward, .roles = true, .borrows = true, .warm = cpu_warm, .predict = cpu_predict,
 };

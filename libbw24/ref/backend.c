@@ -274,11 +274,12 @@ static int ref_open(bw24_ctx *c) {
 static void ref_close(bw24_ctx *c) { (void)c; }
 static int ref_prepare_tensor(bw24_model *m, bw_tensor *t) { (void)m; (void)t; return 0; }
 static int ref_prepare_list(bw24_model *m, bw_list *l) { (void)m; (void)l; return 0; }
+static int ref_repack(bw24_model *m, bw_tensor *t, int64_t first, int64_t n) { (void)m; (void)t; (void)first; (void)n; return 0; } /* it reads the raw rows */
 static void ref_free_tensor(bw_tensor *t) { (void)t; }
 static void ref_free_model(bw24_model *m) { (void)m; }
 
 const bw_backend bw_backend_ref = {
     .name = "ref", .kv_page_bytes = ref_kv_page_bytes, .kv_supported = ref_kv_supported, .open = ref_open, .close = ref_close,
-    .prepare_tensor = ref_prepare_tensor, .prepare_list = ref_prepare_list, .free_tensor = ref_free_tensor, .free_model = ref_free_model,
+    .prepare_tensor = ref_prepare_tensor, .repack = ref_repack, .prepare_list = ref_prepare_list, .free_tensor = ref_free_tensor, .free_model = ref_free_model,
     .replay = ref_replay, .forward = ref_forward, .roles = true, .borrows = true,
 };

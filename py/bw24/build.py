@@ -72,6 +72,7 @@ class ListBuilder:
         self.kvs: dict[str, tuple[int, int, int]] = {}  # name -> (heads, dim, window)
         self.borrowed: dict[str, tuple[int, int, int]] = {}  # caches of the model's first list that this one reads
         self.states: dict[str, int] = {}  # name -> floats
+        self.spare: tuple[str, int] | None = None  # a tensor of rows after those of the head, and how many
         self.pre_norm = False  # hidden rows are handed on from before the last norm
         self._lines: list[str] = []
 
@@ -135,7 +136,7 @@ class ListBuilder:
 
     def missing(self) -> str | None:
         """The first tensor that an op names and that is not there."""
-        known = {self.tensor(n) for n in self.shapes}
+        known = {*(self.tensor(n) for n in self.shapes), *(self.spare or ())[:1]}
         for line in self._lines:
             op, *fields = line.split(" @ ")[0].split(" ")
             kinds = dict(f.split(":", 1) for f in abi.ops()[op][0].split())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
 EXIT_OK, EXIT_ERROR, EXIT_MISMATCH, EXIT_INTERRUPTED = 0, 2, 3, 130
-SPEC_FLAGS = ("spec", "draft", "draft_hidden", "spec_sampling")
+SPEC_FLAGS = ("spec", "draft", "draft_hidden", "draft_spare", "spec_sampling")
 TIER_FLAGS = ("vram", "ram", "nvme", "tier_policy", "profile")
 ENGINE_FLAGS = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 
@@ -119,6 +119,7 @@ def open_engine(model: Model, args: argparse.Namespace, **changes: Any) -> Engin
             raise
         say(f"without drafts: {error}")
         engine = load(**{name: value for name, value in changes.items() if name != "draft"})
+    remember_learned(engine, say)
     say(engine.device_line)
     for line in (engine.placement.note if engine.placement else None, engine.note):
         if line:
@@ -161,8 +162,19 @@ def open_drafter(model: Model, args: argparse.Namespace) -> Draft | None:
         return None
     if args.draft:
         path = drafter.resolve_draft(args.draft, progress=sys.stderr.isatty(), cache=flags.environment("cache"))
-        return drafter.open_draft(path, model, args.draft_hidden)
+        return drafter.open_draft(path, model, args.draft_hidden, args.draft_spare)
     return drafter.embedded(model, args.draft_hidden)
+
+
+def remember_learned(engine: Engine, tell: Callable[[str], None]) -> None:
+    """Let a trimmed drafter go on with what it learned before, kept beside its file. Where that belongs to another model it is left alone."""
+    from . import adapt, drafter
+
+    if engine.learner and engine.draft.path:
+        try:
+            engine.learner.keep(adapt.beside(engine.draft.path), drafter.fingerprint(engine.model))
+        except Bw24Error as error:
+            tell(f"{error}; not used, and nothing is kept")
 
 
 def drafts_a_round(args: argparse.Namespace) -> int:

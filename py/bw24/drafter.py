@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .source import Model
 
 PREFIX, TRUNK = "draft.", "trunk."
+SPARE = "draft.spare.weight"
 ID_MAP = "d2t"  # I32 [rows of the cut head]: the token of each row
 PROVENANCE = "bw24.draft.model"  # metadata: fingerprint of the model that a draft was made for
 ASSISTANTS = {"gemma4-assistant": "gemma4", "gemma4_assistant": "gemma4"}  # architecture of a file without keys of its own -> of its models
@@ -48,10 +49,23 @@ class Draft:
     file: Any = None
     names: frozenset[str] = frozenset()
     hidden: str = POST_NORM  # which rows of the trunk it takes
+    path: Path | None = None
+    spare: int = 0  # last columns of the logits whose rows can be given to other tokens (adapt.py)
+    spare_rows: bytearray = field(default_factory=bytearray)
+    head: WeightView | None = None  # the model's output matrix, where those rows come from
 
     def weights(self) -> Iterator[WeightView]:
-        """The draft file's own tensors, as the library takes them."""
-        return weights(self.file, self.names, PREFIX) if self.file else iter(())
+        """The draft file's own tensors, and the spare rows, as the library takes them."""
+        if self.file:
+            yield from weights(self.file, self.names, PREFIX)
+        if self.spare:
+            head = self.head
+            yield WeightView(SPARE, head.type_id, (head.ne[0], self.spare), memoryview(self.spare_rows), head.scale)
+
+    def put_row(self, slot: int, token: int) -> None:
+        """Copies the model's row of a token into a spare row."""
+        stride = len(self.spare_rows) // self.spare
+        self.spare_rows[slot * stride : (slot + 1) * stride] = self.head.data[token * stride : (token + 1) * stride]
 
     @property
     def nbytes(self) -> int:
@@ -89,15 +103,16 @@ def embedded(model: Model, hidden: str = POST_NORM) -> Draft:
     return Draft("mtp", model.path.name, builder, hidden=hidden)
 
 
-def open_draft(path: str | Path, model: Model, hidden: str = POST_NORM) -> Draft:
-    """A drafter from a GGUF file, checked against `model`. Raises Bw24Error that names the file, the key or tensor, and both values."""
+def open_draft(path: str | Path, model: Model, hidden: str = POST_NORM, spare: int = 0) -> Draft:
+    """A drafter from a GGUF file, checked against `model`. spare: rows of a cut head that can be learned (none for a whole head or an assistant).
+    Raises Bw24Error that names the file, the key or tensor, and both values."""
     file = gguf.open_gguf(Path(path))
     try:
         arch = gguf.get(file.metadata, "general.architecture", str)
         if ASSISTANTS.get(arch) == model.arch:
             draft = _assistant(file, arch, model)
         elif arch == model.arch:
-            draft = _mtp(file, model, hidden)
+            draft = _mtp(file, model, hidden, spare)
         else:
             wants = ASSISTANTS.get(arch, arch)
             raise Bw24Error(f"it drafts for models of architecture '{wants}', {model.path.name} is of '{model.arch}'")
@@ -109,7 +124,7 @@ def open_draft(path: str | Path, model: Model, hidden: str = POST_NORM) -> Draft
     except BaseException:
         file.close()
         raise
-    draft.name, draft.file = Path(path).name, file
+    draft.name, draft.path, draft.file = Path(path).name, Path(path), file
     return draft
 
 
@@ -193,7 +208,7 @@ def id_map(file: Any, rows: int, vocabulary: int) -> np.ndarray | None:
 # ---- the two kinds
 
 
-def _mtp(file: Any, model: Model, hidden: str) -> Draft:
+def _mtp(file: Any, model: Model, hidden: str, spare: int) -> Draft:
     """An MTP block of the model's own architecture. A cut head is used as it is; a whole one only where it takes fewer bytes than the model's."""
     hp = Params(model.arch, file.metadata)
     depth = common.trunk_layers(model.builder, model.params)
@@ -221,8 +236,16 @@ def _mtp(file: Any, model: Model, hidden: str) -> Draft:
     without |= {n for n in model.builder.shapes if n.startswith(block) and n not in names}  # the model's own block, where it has one
     builder = _DraftBuilder(model, {n: tuple(file.tensors[n].shape) for n in names}, frozenset(without))
     builder.pre_norm = hidden == PRE_NORM
+    spare = min(spare, vocabulary - len(ids)) if ids is not None else 0
+    if spare:
+        builder.spare = (SPARE, spare)
+        ids = np.concatenate([ids, np.full(spare, -1, np.int32)])
     importlib.import_module(f"bw24.arch.{model.arch}").mtp(builder, hp)
-    return Draft("mtp", "", builder, ids, file, frozenset(names), hidden)
+    draft = Draft("mtp", "", builder, ids, file, frozenset(names), hidden, spare=spare)
+    if spare:
+        draft.head = model.head()
+        draft.spare_rows = bytearray(spare * (len(draft.head.data) // vocabulary))
+    return draft
 
 
 def _assistant(file: Any, arch: str, model: Model) -> Draft:

@@ -12,8 +12,9 @@ import numpy as np
 
 from . import abi
 from . import device as devices
+from .adapt import Learner
 from .depth import Costs
-from .drafter import PRE_NORM, Draft, embedded
+from .drafter import PRE_NORM, SPARE, Draft, embedded
 from .errors import Bw24Error
 from .sampling import SamplingParams, picks
 from .sizes import Shape, largest_context, predict
@@ -118,8 +119,8 @@ def _floats(array: np.ndarray | None) -> Any:
 class Engine:
     """A prepared model. `device`: "auto", "cpu", "cuda" or "cuda:N"; `backend` other than "auto" (ref) wins over it; `progress(done, total)`
     counts weight bytes while loading; `draft`: with a drafter (True: the file's MTP block), which makes sequences of its role possible; the
-    engine closes it; `tiers`: where a mixture's experts live; `prefill`: numeric class of steps of more than 32 rows, "exact" (decode's bits) or
-    "fast" (approximate; backend cuda only).
+    engine closes it, and `owners` share its spare rows; `tiers`: where a mixture's experts live; `prefill`: numeric class of steps of more than 32
+    rows, "exact" (decode's bits) or "fast" (approximate; backend cuda only).
 
     Attributes: model, ctx (tokens a sequence may hold), kv ({'full': .., 'window': ..}), backend, isa, threads, n_vocab, note (a sentence about
     the context or None), draft, n_hidden (width of hidden rows, 0: the backend has none), placement (None: every weight is in memory), spill (its
@@ -128,12 +129,13 @@ class Engine:
 
     def __init__(self, model: Model, *, device: str = "auto", backend: str = "auto", isa: str | None = None, threads: int | None = None,
                  ctx: int | None = None, kv: str | None = None, max_rows: int | None = None, fuse: bool = True, repack: bool = True,
-                 float_activations: bool = False, draft: Draft | bool = False, tiers: Tiers | None = None, prefill: str = "exact",
+                 float_activations: bool = False, draft: Draft | bool = False, owners: int = 1, tiers: Tiers | None = None, prefill: str = "exact",
                  progress: Callable[[int, int], None] | None = None):
-        self._ctx = self._model = self.draft = None
+        self._ctx = self._model = self.draft = self.learner = None
         self.placement: Placement | None = None
         self.spill: Spill | None = None
         self._sequences: set[Sequence] = set()
+        self.owners = owners  # who learns rows of a trimmed head: adapt.py
         self._drafted: set[Any] = set()  # timelines that look ahead; closed before their sequences
         self._keep: list[Any] = []
         self.model, self._asked_rows, self.costs = model, max_rows, Costs()
@@ -255,6 +257,8 @@ class Engine:
                 progress(done, total)
         self.n_vocab = lib.bw24_model_vocab(self._model)
         self.n_hidden = lib.bw24_model_hidden(self._model)
+        if self.learner and lib.bw24_tensor_touch(self._model, SPARE.encode(), 0, 1) == UNSUPPORTED:
+            self.learner = None  # a device whose weights cannot be changed drafts with the head as it is
         if self.spill:
             self.spill.warm_up()
 
@@ -264,6 +268,14 @@ class Engine:
         self._logits[draft.role] = lib.bw24_list_logits(self._model, role)
         if draft.ids is not None:
             self.set_draft_ids(draft.ids)
+        if draft.spare:
+            self.learner = Learner(draft.ids, draft.spare, self._put_rows, self.owners, self.model.builder.rows("token_embd.weight"))
+
+    def _put_rows(self, first: int, tokens: list[int]) -> None:
+        """Spare rows first .. of the drafter's head become those of these tokens."""
+        for i, token in enumerate(tokens):
+            self.draft.put_row(first + i, token)
+        abi.check(abi.lib().bw24_tensor_touch(self._model, SPARE.encode(), first, len(tokens)))
 
     def set_draft_ids(self, ids: np.ndarray) -> None:
         """The token of each column of the drafter's logits, int32, -1: none. Between steps; Raises Bw24Error."""
@@ -379,6 +391,8 @@ class Engine:
         self._keep.clear()
 
     def close(self) -> None:
+        if self.learner:
+            self.learner.save(now=True)
         self._release()
         if self.draft:
             self.draft.close()

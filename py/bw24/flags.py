@@ -125,7 +125,7 @@ GROUPS = {
     "prompt": ("prompt", "prompt_ids", "chat", "system"),
     "sampling": ("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
                  "logit_bias", "seed", "stop"),
-    "speculation": ("spec", "draft", "draft_hidden", "spec_sampling"),
+    "speculation": ("spec", "draft", "draft_hidden", "draft_spare", "spec_sampling"),
     "engine": ("weights", "device", "threads", "ctx", "kv", "prefill"),
     "experts beyond memory": ("vram", "ram", "nvme", "tier_policy", "profile", "stats", "trace"),
     "server": ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts"),
@@ -158,6 +158,8 @@ TABLE: tuple[Flag, ...] = (
     Flag("spec_sampling", RUNTIME, str, "race", "how drafts are judged where --temperature is above 0: race gives the text of plain decoding; reject "
          "(rejection sampling) accepts more, the text has the same distribution and repeats with the same --spec K and drafter", "--spec-sampling",
          None, "BW24_SPEC_SAMPLING", "MODE", choices=("race", "reject"), test="test_draft_reject.py::test_gen_takes_the_mode"),
+    Flag("draft_spare", RUNTIME, int, 256, "rows of a trimmed --draft that learn the tokens it lacks while replies are made; 0 turns that off",
+         "--draft-spare", None, "BW24_DRAFT_SPARE", "N", low=0, high=65536, test="test_adapt.py::test_gen_learns_and_remembers"),
     Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast is approximate, backend cuda only",
          "--prefill", metavar="CLASS", choices=("exact", "fast"), test="test_prefill_class.py::test_fast_needs_backend_cuda"),
     # ---- experts beyond memory: docs/HY3-SPILL.md

@@ -93,7 +93,8 @@ class Job:
 
     limit: most tokens of each reply, None for no limit. stop_ids end a reply and are not part of it; `stops` are strings. visible: ids of
     special tokens whose text belongs to the reply. top: None for no log probabilities, else how many alternatives. grammar: makes a
-    reply's matcher. reuse: whether kept sequences serve this prompt and this one is kept.
+    reply's matcher. reuse: whether kept sequences serve this prompt and this one is kept. owner: whose
+    learned drafts serve it (an API key's digest).
     """
 
     ids: Sequence[int]
@@ -105,6 +106,7 @@ class Job:
     top: int | None = None
     grammar: Callable[[], Matcher] | None = None
     reuse: bool = True
+    owner: str = ""
     stats: JobStats = field(default_factory=JobStats)
     cancelled: bool = False
     _events: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)

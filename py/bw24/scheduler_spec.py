@@ -37,7 +37,7 @@ class DraftingScheduler(Scheduler):
     @staticmethod
     def _prepare(run: _Run, seq: Drafted) -> Drafted:
         """A timeline for this run's reply, whoever had it before."""
-        seq.configure(run.job.params[run.choice], stop=run.job.stop_ids)
+        seq.configure(run.job.params[run.choice], stop=run.job.stop_ids, owner=run.job.owner)
         seq.stats = Rounds()
         return seq
 

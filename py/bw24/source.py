@@ -140,6 +140,11 @@ class Model:
         for name, array in self.made.items():
             yield WeightView(name, F32, array.shape, memoryview(array.tobytes()), 1.0)
 
+    def head(self) -> WeightView:
+        """The output matrix, the embedding where it serves as one."""
+        name = "output.weight" if "output.weight" in self.file.tensors else "token_embd.weight"
+        return next(weights(self.file, {name}))
+
     def head_bytes(self) -> int:
         """Bytes of the output matrix in the file, the embedding where it serves as one."""
         tensors = self.file.tensors

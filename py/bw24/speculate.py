@@ -76,6 +76,7 @@ class Drafted:
         check_depth(engine, k)
         self.engine, self.k, self.end, self.stats = engine, k, end, Rounds()
         self.depth = Depth(min(AUTO_K, engine.max_rows - 1), engine.costs) if k == AUTO else None
+        self.owner = ""
         self.seq: Timeline = engine.sequence()
         self._drafter = abi.ffi.NULL
         try:
@@ -94,12 +95,14 @@ class Drafted:
         self._open = False  # a round was judged whose tokens the caller picks
         self._logits = np.empty((0, 0), np.float32)
 
-    def configure(self, params: sampling.SamplingParams, stop: Collection[int] | None = None) -> None:
-        """The sampler, and the ids that end it, of the next reply on this timeline."""
+    def configure(self, params: sampling.SamplingParams, stop: Collection[int] | None = None, owner: str | None = None) -> None:
+        """The sampler of the next reply on this timeline, the ids that end it, and whose learned rows it drafts with."""
         self.params = params
+        self.owner = self.owner if owner is None else owner
         self._request.set_sampler(params)
         if stop is not None:
             self._request.set_stop(stop)
+        self._request.set_ids(self.engine, self.owner)
 
     @property
     def pos(self) -> int:
@@ -168,6 +171,8 @@ class Drafted:
     def _note(self, r: Any, times: Any, runs: int) -> None:
         """Count a round of `runs` timelines."""
         reached = min(r.accepted + 1, r.drafted)
+        if self.engine.learner:
+            self.engine.learner.observe(self.owner, abi.ffi.unpack(r.tokens, r.accepted + 1))
         stats = self.stats
         stats.rounds += 1
         stats.drafted += r.drafted
@@ -232,7 +237,7 @@ class Drafted:
         other.engine, other.k, other.end, other.stats = self.engine, self.k, self.end, Rounds()
         other.depth = Depth(min(AUTO_K, self.engine.max_rows - 1), self.engine.costs) if self.depth else None
         other.seq = self.seq.fork()
-        other._drafter = abi.ffi.NULL
+        other._drafter, other.owner = abi.ffi.NULL, self.owner
         out = abi.ffi.new("bw24_drafter **")
         try:
             abi.check(abi.lib().bw24_drafter_fork(out, self._handle(), other.seq._handle()))
@@ -285,6 +290,12 @@ class _Request:
         self.stop = frozenset(stop)
         self._stop = abi.ffi.new("int32_t[]", sorted(self.stop))
         self.c.stop, self.c.n_stop = self._stop, len(self.stop)
+
+    def set_ids(self, engine: Engine, owner: str) -> None:
+        """The columns' tokens where the head learns; the array is changed in place as it does."""
+        if engine.learner:
+            self._ids = engine.learner.ids(owner)
+            self.c.ids, self.c.n_ids = abi.ffi.cast("int32_t *", abi.ffi.from_buffer(self._ids)), len(self._ids)
 
     def set_sampler(self, params: sampling.SamplingParams) -> None:
         self._call = sampling._Call(params, [], None)

@@ -172,8 +172,14 @@ def head(b: ListBuilder, d: Any, cap: float | None = None, norm: str = "output_n
     if b.pre_norm:
         b.scale(y=b.buf("hidden", d.width), x="x_want", c=1.0)
     b.norm(y=b.buf(normed, d.width), x="x_want", w=norm, eps=d.eps)
-    b.buf("logits", b.rows(w))
-    b.linear(y="logits", x=normed, w=w, b=SUPPRESS if b.has(SUPPRESS) and b.rows(w) == b.size(SUPPRESS) else None)
+    bias = SUPPRESS if b.has(SUPPRESS) and b.rows(w) == b.size(SUPPRESS) else None
+    if b.spare:
+        name, rows = b.spare
+        b.linear(y=b.buf("ranked", b.rows(w)), x=normed, w=w, b=bias)
+        b.linear(y=b.buf("spare", rows), x=normed, w=name)
+        b.concat(y=b.buf("logits", b.rows(w) + rows), a="ranked", b="spare")
+    else:
+        b.linear(y=b.buf("logits", b.rows(w)), x=normed, w=w, b=bias)
     if cap:
         b.softcap(y="logits", x="logits", cap=cap)
 

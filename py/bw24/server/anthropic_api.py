@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 
 from ..grammar import Wish
 from ..toolcalls import CALL, CONTENT, REASONING, Part
@@ -152,12 +152,11 @@ def _events(reply: MessageReply, request_id: str) -> Iterator[str]:
 
 @api.post("/v1/messages")
 def messages() -> Response:
-    from flask import g
 
     service = current().ready()
     body = body_of(schemas.MESSAGES)
     service.check_model(body["model"])
-    exchange = Exchange(service, plan_messages(service, body), left(request.environ))
+    exchange = Exchange(service, plan_messages(service, body), left(request.environ), g.get("owner", ""))
     reply = MessageReply(service, body, exchange)
     if not body.get("stream"):
         return json_response(reply.whole())

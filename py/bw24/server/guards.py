@@ -55,6 +55,7 @@ def check_key(settings: Settings) -> None:
     if not sum(hmac.compare_digest(digest, key) for key in settings.keys):
         text = "this API key is not valid" if given else "an API key is missing: send Authorization: Bearer KEY"
         raise ApiError(401, text, kind="invalid_api_key")
+    g.owner = digest.hex()
 
 
 def allowed(settings: Settings, origin: str, host: str) -> bool:

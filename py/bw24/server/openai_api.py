@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 
 from ..grammar import Wish
 from ..logprobs import Logprobs
@@ -194,7 +194,7 @@ def chat_completions() -> Response:
     service = current().ready()
     body = body_of(schemas.CHAT)
     service.check_model(body.get("model"))
-    exchange = Exchange(service, plan_chat(service, body), left(request.environ))
+    exchange = Exchange(service, plan_chat(service, body), left(request.environ), g.get("owner", ""))
     reply = ChatReply(service, body, exchange)
     return event_stream(reply.chunks(), exchange.cancel) if body.get("stream") else json_response(reply.whole())
 
@@ -295,7 +295,7 @@ def completions() -> Response:
 
     try:
         for plan in plan_completions(service, body):
-            exchanges.append(Exchange(service, plan, left(request.environ)))
+            exchanges.append(Exchange(service, plan, left(request.environ), g.get("owner", "")))
         reply = TextReply(service, body, exchanges)
         if not body.get("stream"):
             return json_response(reply.whole())

@@ -143,9 +143,9 @@ def left(environ: Mapping[str, Any]) -> Callable[[], bool]:
 
 
 class Exchange:
-    """One job and its replies. Iterate over `deltas()`; leaving the iteration early cancels the job."""
+    """One job and its replies. Iterate over `deltas()`; leaving the iteration early cancels the job. owner: whose API key asks, "" without."""
 
-    def __init__(self, service: Service, plan: Plan, gone: Callable[[], bool]):
+    def __init__(self, service: Service, plan: Plan, gone: Callable[[], bool], owner: str = ""):
         self._service, self.plan, self._gone = service, plan, gone
         self.reasoning_tokens = 0
         engine = service.engine
@@ -155,7 +155,7 @@ class Exchange:
         stop_ids = frozenset() if plan.ignore_eos else service.prompter.stop_ids
         visible = service.prompter.visible if plan.known is not PLAIN else frozenset()
         self.job = Job(plan.ids, plan.params, limit=plan.limit, stop_ids=stop_ids, stops=plan.stops, visible=visible, top=plan.top,
-                       grammar=matcher_maker(service, plan), reuse=plan.reuse)
+                       grammar=matcher_maker(service, plan), reuse=plan.reuse, owner=owner)
         try:
             service.scheduler.submit(self.job)
         except Busy as error:

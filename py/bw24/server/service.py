@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import abi, models, source
-from ..cli_common import UNSUPPORTED, drafts_a_round, open_drafter
+from ..cli_common import UNSUPPORTED, drafts_a_round, open_drafter, remember_learned
 from ..engine import Engine
 from ..errors import Bw24Error
 from ..flags import environment
@@ -80,7 +80,9 @@ class Service:
         spec = argparse.Namespace(**self.settings.spec)
         draft = open_drafter(model, spec)
         try:
-            return Engine(model, **self.settings.engine, **({"draft": draft} if draft else {}))
+            engine = Engine(model, **self.settings.engine, **({"draft": draft, "owners": len(self.settings.keys)} if draft else {}))
+            remember_learned(engine, log.warning)
+            return engine
         except Bw24Error as error:
             if draft is None or spec.spec is not None or error.code != UNSUPPORTED:
                 raise

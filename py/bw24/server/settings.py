@@ -16,7 +16,7 @@ from ..errors import Bw24Error
 ENGINE = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 SERVER = ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts")
 TIERS = ("vram", "ram", "nvme", "tier_policy", "profile")
-SPEC = ("spec", "draft", "draft_hidden", "spec_sampling")
+SPEC = ("spec", "draft", "draft_hidden", "draft_spare", "spec_sampling")
 NAMES = ("model", "weights", *SPEC, *ENGINE, *TIERS, *SERVER)
 MAX_BODY = 32 << 20  # bytes of a request: a million tokens of text and their JSON
 MIB = 1 << 20
