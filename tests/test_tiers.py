@@ -259,3 +259,14 @@ def test_the_library_hits_as_the_simulation_says(moe, policy, share):
     simulated = tier_replay.POLICIES[policy](trace, int(share * bank) // entry)
     assert counts["wanted"] == sum(map(len, trace.uses))
     assert abs(counts["hits"] - simulated) <= 0.1 * counts["wanted"], (counts["hits"], simulated, counts["wanted"])
+
+
+def test_drafts_over_spilled_experts_give_the_same_text(moe, tmp_path, capsys):
+    texts = []
+    for words in ((), ("--ram", "200k", "--spec", "3"), ("--ram", "200k"), ("--spec", "2")):
+        assert main(gen(moe, tmp_path, "--json", *words)) == 0
+        body = json.loads(capsys.readouterr().out)
+        texts.append(body["ids"])
+        if words == ("--ram", "200k"):
+            assert "speculation" not in body, "off unless asked for"
+    assert texts.count(texts[0]) == len(texts)

@@ -178,10 +178,10 @@ def disk_rate(paths: Sequence[Path], threads: int = 8, seconds: float = PROBE_SE
 
 
 def cpu_rate(type_id: int, columns: int, threads: int | None = None, isa: str | None = None, seconds: float = PROBE_SECONDS) -> float:
-    """Bytes a second of one row's products with matrices of a type, in the file's bytes: a LINEAR of 48 MB, which no cache holds, over and over."""
+    """Bytes a second of one row's products with matrices of a type, in the file's bytes: a LINEAR of 256 MB, which no cache holds, over and over."""
     _, block, size = TYPES[type_id]
     row = columns // block * size
-    rows = max(16, (48 << 20) // row)
+    rows = max(16, (256 << 20) // row)
     lib, ffi = abi.lib(), abi.ffi
     p, m = abi.new("bw24_open_params"), abi.new("bw24_model_params")
     keep = [ffi.new("char[]", s) for s in (b"cpu", b"f16", (isa or "").encode())]
