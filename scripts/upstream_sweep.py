@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent.parent / "research" / "upstream-sweeps.md"
-HEAD = "# Sweeps of llama.cpp\n\nMade by scripts/upstream_sweep.py; one section a sweep, the newest last. `since` of the next sweep is the date of the last.\n"
+HEAD = "# Sweeps of llama.cpp\n\nMade by scripts/upstream_sweep.py; a section a sweep, the newest last; the next goes on from its date.\n"
 MECHANISMS = (  # name, paths of the repository
     ("matrix times vector", ("ggml/src/ggml-cuda/mmvq*", "ggml/src/ggml-cuda/mmvf*", "ggml/src/ggml-cuda/vecdotq.cuh")),
     ("matrix times matrix", ("ggml/src/ggml-cuda/mmq*", "ggml/src/ggml-cuda/mmf*", "ggml/src/ggml-cuda/mma.cuh")),

@@ -32,7 +32,7 @@ def test_a_sweep_names_new_commits_by_mechanism(tmp_path):
     text = page.read_text()
     assert "**attention**: 1\n- 2026-03-05" in text and "faster attention" in text
     assert "old attention" not in text and "words" not in text and "**experts**: nothing" in text
-    commit(repo, "common/speculative.cpp", "later", "2100-01-01")
+    commit(repo, "common/speculative.cpp", "later", "2099-01-01")
     assert upstream_sweep.main([str(repo), "--page", str(page)]) == 0  # goes on from the date of the first
     assert page.read_text().count("faster attention") == 1 and page.read_text().count("\n## ") == 2
     assert "later" in page.read_text()
