@@ -34,9 +34,12 @@ def median(f: Callable[[], None], n: int, warm: int = 4) -> float:
 
 
 def read_bytes(model) -> int:
-    """Weight bytes that a step of one row reads: everything but an untied embedding."""
-    tensors = model.file.tensors
-    return sum(t.nbytes for name, t in tensors.items() if name != "token_embd.weight" or "output.weight" not in tensors)
+    """Weight bytes that a step of one row reads: everything but an untied embedding and the experts that it does not choose."""
+    tensors, keys = model.file.tensors, model.file.metadata
+    arch = keys["general.architecture"]
+    used = keys.get(f"{arch}.expert_used_count", 1) / keys.get(f"{arch}.expert_count", 1)
+    read = {name: t.nbytes for name, t in tensors.items() if name != "token_embd.weight" or "output.weight" not in tensors}
+    return round(sum(n * (used if "_exps." in name else 1) for name, n in read.items()))
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -90,6 +90,8 @@ SHAPES: dict[str, Shape] = {
     "qwen3.5-4b": Shape("qwen35", 248320, 2560, 32, 9216, 16, 4, 256, tied=True, context=262144, theta=1e7, extra=_gdn(128, 16, 32)),
     "qwen3.5-9b": Shape("qwen35", 248320, 4096, 32, 12288, 16, 4, 256, tied=False, context=262144, theta=1e7, extra=_gdn(128, 16, 32)),
     "qwen3.6-27b": Shape("qwen35", 248320, 5120, 64, 17408, 24, 4, 256, tied=False, context=262144, theta=1e7, extra=_gdn(128, 16, 48)),
+    "qwen3.6-35b-a3b": Shape("qwen35moe", 248320, 2048, 40, 512, 16, 2, 256, tied=False, context=262144, theta=1e7,
+                             extra={**_gdn(128, 16, 32), **_moe(256, 8, 512, shared=1)}),
     "hy3": Shape("hy_v3", 120832, 4096, 80, 13312, 64, 8, 128, tied=False, context=262144, theta=11158840.0, extra=_moe(192, 8, 1536, 1, 1)),
     "hy3-mini": Shape("hy_v3", 8192, 1024, 13, 2048, 16, 4, 128, tied=False, context=8192, theta=11158840.0, extra=_moe(192, 8, 512, 1, 1)),
     "minimax-m2": Shape("minimax-m2", 200064, 3072, 62, 1536, 48, 8, 128, tied=False, context=196608, theta=5e6,
@@ -145,9 +147,15 @@ def _dense_keys(s: Shape) -> dict[str, Any]:
     return keys
 
 
+def _shared_gate_moe(s: Shape, i: int) -> list[Tensor]:
+    """Router without a selection bias, experts, and a shared expert times the sigmoid of a scalar of the row."""
+    tensors = [t for t in synth_moe.layer(s, i, Tensor, []) if t.role != synth_moe.BIAS]
+    return [*tensors, Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", (s.dim,), "bias", i)]
+
+
 def _qwen35_layer(s: Shape, i: int) -> list[Tensor]:
     """Every fourth layer attends with a gated query; the others keep a recurrent state."""
-    tensors = [*_norms(s, i, "attn_norm", "post_attention_norm"), *_mlp(s, i)]
+    tensors = [*_norms(s, i, "attn_norm", "post_attention_norm"), *(_shared_gate_moe(s, i) if s.family == "qwen35moe" else _mlp(s, i))]
     if (i + 1) % s.extra["interval"] == 0:
         return [*tensors, *_attention(s, i, 2), *_head_norms(s, i)]
     state, v_heads, b = s.extra["state"], s.extra["v_heads"], f"blk.{i}."
@@ -165,6 +173,12 @@ def _qwen35_keys(s: Shape) -> dict[str, Any]:
     return {"rope.dimension_count": e["rotary"], "rope.dimension_sections": [11, 11, 10, 0], "full_attention_interval": e["interval"],
             "ssm.conv_kernel": 4, "ssm.state_size": e["state"], "ssm.group_count": e["k_heads"], "ssm.time_step_rank": e["v_heads"],
             "ssm.inner_size": e["v_heads"] * e["state"]}
+
+
+def _qwen35moe_keys(s: Shape) -> dict[str, Any]:
+    e = s.extra
+    return {**_qwen35_keys(s), "expert_count": e["experts"], "expert_used_count": e["top"], "expert_feed_forward_length": e["expert_ff"],
+            "expert_shared_feed_forward_length": e["expert_ff"]}
 
 
 def _moe_layer(s: Shape, i: int) -> list[Tensor]:
@@ -186,7 +200,7 @@ class Family:
 FAMILIES = {
     "llama": Family(_dense_layer, _dense_keys, "smollm"), "qwen2": Family(_dense_layer, _dense_keys, "qwen2"),
     "qwen3": Family(_dense_layer, _dense_keys, "qwen2"), "gemma3": Family(_dense_layer, _dense_keys, "gpt-2"),
-    "qwen35": Family(_qwen35_layer, _qwen35_keys, "qwen35"),
+    "qwen35": Family(_qwen35_layer, _qwen35_keys, "qwen35"), "qwen35moe": Family(_qwen35_layer, _qwen35moe_keys, "qwen35"),
     "hy_v3": Family(_moe_layer, synth_moe.keys, "qwen2"), "minimax-m2": Family(_moe_layer, synth_moe.keys, "qwen2"),
 }
 

@@ -259,7 +259,7 @@ static bool is_want(const bw_list *l, const bw_op *op) { return l->bufs[op->buf[
 static HeadChain *chain_of(HeadArgs *a, int *bufs, int buf) {
     for (int i = 0; i < a->n; i++)
         if (bufs[i] == buf) return &a->c[i];
-    if (a->n == 3) return NULL;
+    if (a->n == HEAD_CHAINS) return NULL;
     bufs[a->n] = buf;
     a->c[a->n] = {};
     a->c[a->n].buf = buf;
@@ -267,6 +267,7 @@ static HeadChain *chain_of(HeadArgs *a, int *bufs, int buf) {
 }
 static bool shape_chain(HeadChain *c, int heads, int dim) {
     if (c->heads && (c->heads != heads || c->dim != dim)) return false;
+    if (!c->heads) c->pitch = dim;
     c->heads = heads;
     c->dim = dim;
     return dim % 32 == 0 && dim <= 256;
@@ -274,17 +275,26 @@ static bool shape_chain(HeadChain *c, int heads, int dim) {
 
 static bool chain_op(const bw_list *l, const RowOp &r, const bw_op *op, HeadArgs *a, int *bufs) {
     HeadChain *c = r.code == ROW_APPEND ? NULL : chain_of(a, bufs, op->buf[0]);
+    if (r.code == ROW_SLICE) {
+        if (!c || c->heads || !shape_chain(c, r.i[0], r.n / r.i[0])) return false;
+        for (int i = 0; i < a->n; i++)
+            if (bufs[i] == op->buf[1]) return false;
+        c->x = r.a; c->y = r.y; c->pitch = r.na / r.i[0]; c->from = r.i[1]; c->copy = 1; c->op = r.op;
+        return true;
+    }
     if (r.code == ROW_NORM) {
+        if (c && c->copy && op->buf[1] != op->buf[0]) return false;
         if (!c || c->norm || c->rot || c->append || !shape_chain(c, r.i[0], r.n / r.i[0])) return false;
         for (int i = 0; i < a->n; i++)
             if (op->buf[1] != op->buf[0] && bufs[i] == op->buf[1]) return false;
-        c->x = r.a; c->y = r.y; c->w = r.w; c->eps = r.f; c->norm = 1; c->l2 = r.i[1]; c->op = r.op;
+        if (!c->copy) c->x = r.a;
+        c->y = r.y; c->w = r.w; c->eps = r.f; c->norm = 1; c->l2 = r.i[1]; c->op = r.op;
         return true;
     }
     if (r.code == ROW_ROPE) {
         int half = r.i[2] / 2;
         if (!c || c->rot || c->append || !shape_chain(c, r.i[0], r.i[1]) || r.n != r.i[0] * r.i[1] || (!r.i[3] && (half % 32 || half > 128))) return false;
-        if (!c->norm) c->x = r.y;
+        if (!c->norm && !c->copy) c->x = r.y;
         c->op = r.op;
         c->y = r.y; c->cs = r.cs; c->rot = r.i[2]; c->interleaved = r.i[3];
         return true;
@@ -292,7 +302,7 @@ static bool chain_op(const bw_list *l, const RowOp &r, const bw_op *op, HeadArgs
     if (r.code != ROW_APPEND) return false;
     for (int i = 0; i < 2; i++) {
         if (!(c = chain_of(a, bufs, op->buf[i])) || c->append || !shape_chain(c, r.kv.heads, r.kv.dim)) return false;
-        if (!c->norm && !c->rot) c->x = i ? r.b : r.a;
+        if (!c->norm && !c->rot && !c->copy) c->x = i ? r.b : r.a;
         c->append = i ? APPEND_V : APPEND_K;
         c->kv = r.kv;
         c->op = r.op;
@@ -305,7 +315,7 @@ static bool chain_op(const bw_list *l, const RowOp &r, const bw_op *op, HeadArgs
 static void try_heads(CuList *s, const bw_list *l) {
     CuStep &c = s->steps.back();
     HeadArgs a = {};
-    int bufs[3];
+    int bufs[HEAD_CHAINS];
     if (c.kind != CU_ROWS || c.want) return;
     for (int i = 0; i < c.n; i++)
         if (!chain_op(l, s->row_ops[(size_t)(c.at + i)], &l->ops[c.first + i], &a, bufs)) return;
@@ -354,6 +364,7 @@ static int resolve_step(bw24_model *m, bw_list *l, const bw_step *st) {
         s->steps.push_back({CU_LINEARS, st, st->first, st->n, 0, is_want(l, &l->ops[st->lin0]), l->ops[last].buf[0], false, st->first});
         return rc;
     }
+    if (op->code == BW_OP_ATTEND && l->borrows && l->kvs[op->kv].window == 1) return refuse(l, st->first); /* such a row sees no key */
     CuStep c = {CU_ATTEND, st, st->first, 1, 0, is_want(l, op), op->buf[0], false, st->first};
     int rc = 0;
     switch (op->code) {
@@ -381,8 +392,9 @@ static bool step_quants(const bw_list *l, const bw_step *st) {
 static int linear_input(const bw_list *l, const CuStep &c) { return l->ops[c.step->lin0].buf[1]; }
 
 /* the buffer that a step reads quantised, -1: none */
-static int quant_input(const bw_list *l, const CuList *s, const CuStep &c) {
+static int quant_input(const bw_list *l, const CuStep &c) {
     if (c.kind == CU_LINEARS && step_quants(l, c.step)) return linear_input(l, c);
+    const CuList *s = list_of(l);
     return c.kind == CU_EXPERTS && s->experts[(size_t)c.at].k[BW_EXP_GATE] ? s->experts[(size_t)c.at].x : -1;
 }
 
@@ -396,7 +408,7 @@ static int make_acts(bw24_model *m, bw_list *l, int buf, const char *what) {
 static int resolve_acts(bw24_model *m, bw_list *l) {
     CuList *s = list_of(l);
     for (auto &c : s->steps) {
-        int x = quant_input(l, s, c), rc = x < 0 ? 0 : make_acts(m, l, x, "quantised activations");
+        int x = quant_input(l, c), rc = x < 0 ? 0 : make_acts(m, l, x, "quantised activations");
         if (rc) return rc;
     }
     for (auto &c : s->steps) { /* queries over q8_0 keys */
@@ -413,7 +425,7 @@ static int resolve_acts(bw24_model *m, bw_list *l) {
         for (size_t j = i + 1; j < s->steps.size(); j++) {
             const CuStep &r = s->steps[j];
             bool norm = r.kind == CU_LINEARS && r.step->norm >= 0;
-            if (!norm && quant_input(l, s, r) == c.out) {
+            if (!norm && quant_input(l, r) == c.out) {
                 c.quant_out = true;
                 c.quant_op = r.kind == CU_LINEARS ? r.step->lin0 : r.first;
                 break;
@@ -474,7 +486,7 @@ static int make_memory(bw24_model *m, bw_list *l) {
     size_t vocab = (size_t)l->bufs[l->logits].width, pages = (size_t)(m->max_context / BW_PAGE_TOKENS + 2) * BW_MAX_CLASS;
     int rc = cu_model_alloc(m, (void **)&s->buf[(size_t)l->logits], (size_t)s->logits_rows * vocab * sizeof(float), "logits");
     if (rc) return rc;
-    s->step_cap = 512 + (size_t)m->max_rows * (8 + 4 * (4 + 2 * BW_MAX_CLASS) + sizeof(FoldSeq) + 2 * sizeof(int)) + 16 * pages * 8;
+    s->step_cap = 512 + (size_t)m->max_rows * (8 + 4 * (6 + 2 * BW_MAX_CLASS) + sizeof(FoldSeq) + 2 * sizeof(int)) + 16 * pages * 8;
     if ((rc = cu_model_alloc(m, (void **)&s->step_dev, s->step_cap, "the rows of a step"))) return rc;
     cudaError_t e = cudaHostAlloc(&s->step_host, s->step_cap, cudaHostAllocDefault);
     if (!e) e = cudaHostAlloc(&s->logits_host, (size_t)s->logits_rows * vocab * sizeof(float), cudaHostAllocDefault);
@@ -503,6 +515,7 @@ static int cuda_prepare_list(bw24_model *m, bw_list *l) {
     if (!rc) rc = resolve_acts(m, l);
     if (!rc) rc = make_pieces(m, l);
     if (!rc && l->n_states) rc = cu_resolve_replay(m, l);
+    if (!rc) cu_resolve_gdn(m, l);
     size_t bytes = s->row_ops.size() * sizeof(RowOp);
     if (!rc && bytes) rc = cu_model_alloc(m, (void **)&s->row_mem, bytes, "row ops");
     if (rc || !bytes) return rc;
@@ -577,6 +590,7 @@ static bw_backend make_backend() {
     b.replay = bw::cu_replay;
     b.hidden = bw::cu_hidden;
     b.roles = true;
+    b.borrows = true;
     b.forward = bw::cu_forward;
     b.greedy = bw::cu_greedy;
     b.draw = bw::cu_draw;

@@ -6,6 +6,7 @@
 #include <vector>
 #include "../internal.h"
 #include "fold.cuh"
+#include "gdn.cuh"
 #include "heads.cuh"
 #include "moe.cuh"
 #include "launch.h"
@@ -18,7 +19,7 @@ enum { GRAPH_ROWS = 32, SMALL_ROWS = 32, STAGE_BYTES = 32 << 20, WANT_CHUNK = 32
 struct CuCtx {
     int device;
     Queue q;
-    size_t room;      /* bytes free when it was opened */
+    size_t room;       /* bytes free when it was opened */
     cudaError_t dead; /* a device fault: every later call says so */
     uint8_t *stage[2]; /* pinned, for loading; made at the first tensor */
     int turn;          /* the half to fill next */
@@ -50,6 +51,7 @@ struct CuStep {
     int out;           /* buffer written, -1 none or several */
     bool quant_out;    /* the next reader of `out` wants it quantised */
     int quant_op;      /* CU_ROWS: the op that a fault of that names */
+    int short_n, short_at; /* CU_CONV: how many steps one of the list's gdns stands for where rows are few; 0: none */
 };
 
 /* EXPERTS: gate, up, down */
@@ -75,6 +77,7 @@ struct CuList {
     std::vector<HeadArgs> heads;
     std::vector<ConvArgs> convs;
     std::vector<DeltaArgs> deltas;
+    std::vector<GdnArgs> gdns;
     std::vector<CuExperts> experts;
     CuMoe moe;
     RowOp *row_mem;
@@ -139,6 +142,8 @@ int cu_fold_clear(bw24_model *m, float *data, size_t bytes);
 int cu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to);
 int cu_resolve_fold(bw24_model *m, bw_list *l, int op, CuStep *c);
 int cu_resolve_replay(bw24_model *m, bw_list *l);
+/* gdn.cu: after the list's steps and their quantised outputs are known */
+void cu_resolve_gdn(bw24_model *m, bw_list *l);
 /* experts.cu */
 int cu_resolve_experts(bw24_model *m, bw_list *l, int op, CuStep *c);
 void cu_drop_graphs(CuList *s);

@@ -6,7 +6,7 @@
 
 namespace bw {
 
-static const ExpertKernels *const tables[] = {&experts_q4_0, &experts_q4_k, &experts_nvfp4, &experts_q8_0, &experts_q6_k, &experts_int8, &experts_int8h};
+static const ExpertKernels *const tables[] = {&experts_q4_0, &experts_q4_k, &experts_nvfp4, &experts_q8_0, &experts_q6_k, &experts_iq4_xs, &experts_int8, &experts_int8h};
 
 const ExpertKernels *cu_expert_kernels(const LinearKernels *k) {
     for (auto t : tables)

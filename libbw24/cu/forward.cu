@@ -5,7 +5,7 @@
 #include "forward.h"
 #include "op_attend_any.cuh"
 #include "op_attend_merge.cuh"
-#include "op_float.cuh"
+#include "op_float_few.cuh"
 #include "op_heads.cuh"
 #include "op_rows.cuh"
 #include "sample.h"
@@ -46,7 +46,7 @@ static Acts acts_from(const Acts &a, int r0) {
 }
 
 /* ---- LINEAR */
-static LinearPart part_for(const Pass &p, const bw_op *op) {
+static LinearPart linear_part(const Pass &p, const bw_op *op) {
     const CuMatrix *x = (const CuMatrix *)op->w[0]->packed;
     return {x->w, dense_of(p, op->w[1]), NULL, buf_of(p, op->buf[0]), x->scale, x->rows, x->blocks};
 }
@@ -73,7 +73,16 @@ static void run_parts(Pass &p, const LinearKernels *k, LinearArgs a, bool glu, i
     }
 }
 
+static bool float_linear_few(Pass &p, const bw_op *op, const LinearPart &part, int n) {
+    const CuMatrix *x = matrix_of(op);
+    if (n > FEW_ROWS) return false;
+    FloatArgs a = {part, buf_of(p, op->buf[1]), x->float_type, x->cols, n};
+    launch(*p.q, k_float_few, dim3((unsigned)((x->rows + FEW_OUTS - 1) / FEW_OUTS)), 256, offsetof(FewShared, x) + (size_t)n * sizeof(FewShared::x) / FEW_ROWS, a);
+    return true;
+}
+
 static void float_linear(Pass &p, const bw_op *op, const LinearPart &part, int n) {
+    if (float_linear_few(p, op, part, n)) return;
     const CuMatrix *x = matrix_of(op);
     FloatArgs a = {part, buf_of(p, op->buf[1]), x->float_type, x->cols, n};
     launch(*p.q, k_linear_float, dim3((unsigned)((x->rows + 31) / 32), (unsigned)((n + 7) / 8)), 256, 0, a);
@@ -96,7 +105,7 @@ static void plain_linears(Pass &p, const CuStep &c, const Acts &x, const LinearN
             const bw_op *next = &p.l->ops[st->lin0 + i];
             if (matrix_of(next)->k != k || (!k && taken)) break;
             LinearPart &part = a.part[taken];
-            part = part_for(p, next);
+            part = linear_part(p, next);
             if (st->add >= 0) {
                 const bw_op *add = &p.l->ops[st->add];
                 part.res = buf_of(p, add->buf[1] == next->buf[0] ? add->buf[2] : add->buf[1]);
@@ -118,8 +127,8 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNor
     const CuMatrix *gm = matrix_of(g), *um = matrix_of(u);
     if (gm->k && gm->k == um->k && (n <= SMALL_ROWS || !gm->k->gemm_fits(*p.q))) {
         LinearArgs a = {};
-        a.part[0] = part_for(p, g);
-        a.part[1] = part_for(p, u);
+        a.part[0] = linear_part(p, g);
+        a.part[1] = linear_part(p, u);
         a.part[0].y = buf_of(p, glu->buf[0]);
         a.x = x;
         a.norm = norm;
@@ -140,7 +149,7 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNor
     p.quantised[(size_t)glu->buf[0]] = c.quant_out;
 }
 
-static void run_norm(Pass &p, const bw_op *op, int index, const Acts &o, int n) {
+static void launch_norm(Pass &p, const bw_op *op, int index, const Acts &o, int n) {
     NormArgs a = {buf_of(p, op->buf[1]), dense_of(p, op->w[0]), buf_of(p, op->buf[0]), o, width_of(p, op->buf[0]), op->i[1], (float)op->f[0], p.rows.fault, index};
     int segs = (a.n + 255) / 256;
     if (segs <= 16) launch(*p.q, k_norm_quant<1>, dim3((unsigned)n), 32 * segs, 0, a);
@@ -158,6 +167,15 @@ static bool norm_inside(const Pass &p, const bw_step *st, int n) {
     return true;
 }
 
+/* the NORM of a step, which leaves its rows quantised where some step reads them so */
+static void run_norm(Pass &p, const CuStep &c) {
+    const bw_step *st = c.step;
+    int n = rows_of(p, c), x = p.l->ops[st->lin0].buf[1];
+    Acts a = acts_of(p, x, n);
+    launch_norm(p, &p.l->ops[st->norm], st->lin0, a, n);
+    p.quantised[(size_t)x] = a.q != NULL;
+}
+
 static void run_linears(Pass &p, const CuStep &c) {
     const bw_step *st = c.step;
     int n = rows_of(p, c), x = p.l->ops[st->lin0].buf[1];
@@ -166,8 +184,7 @@ static void run_linears(Pass &p, const CuStep &c) {
     LinearNorm norm = {};
     Acts a = acts_of(p, x, n); /* q NULL where nobody reads it quantised */
     if (!p.logits && p.l->ops[st->lin0].buf[0] == p.l->logits) { /* only the norm is left, whose rows may be handed on */
-        if (st->norm >= 0) run_norm(p, &p.l->ops[st->norm], st->lin0, a, n);
-        p.quantised[(size_t)x] = a.q != NULL;
+        if (st->norm >= 0) run_norm(p, c);
         return;
     }
     if (norm_inside(p, st, n)) {
@@ -175,8 +192,7 @@ static void run_linears(Pass &p, const CuStep &c) {
         norm = {buf_of(p, op->buf[1]), dense_of(p, op->w[0]), buf_of(p, x), (float)op->f[0], op->i[1], st->lin0};
         p.quantised[(size_t)x] = 0;
     } else if (st->norm >= 0) {
-        run_norm(p, &p.l->ops[st->norm], st->lin0, a, n);
-        p.quantised[(size_t)x] = a.q != NULL;
+        run_norm(p, c);
     } else if (quant) want_quantised(p, x, n, st->lin0);
     if (st->glu >= 0) return glu_linears(p, c, a, norm, n);
     plain_linears(p, c, a, norm, n);
@@ -226,7 +242,7 @@ static bool attend_hot(Pass &p, const AttendArgs &a, bool split) {
         {KV_Q8_0, KV_Q5_1, attend_q8_0_q5_1}, {KV_Q8_0, KV_Q8_0, attend_q8_0_q8_0}, {KV_F16, KV_F16, attend_f16_f16}, {KV_E4M3, KV_E4M3, attend_e4m3_e4m3},
     };
     for (auto &x : pairs)
-        if (x.k == a.kv.k && x.v == a.kv.v) return x.run(*p.q, a, p.rows, split);
+        if (x.k == a.kv.k && x.v == a.kv.v) return x.run(*p.q, a, p.keys, split);
     return false;
 }
 
@@ -239,7 +255,7 @@ static void run_attend(Pass &p, const CuStep &c) {
     a.q = buf_of(p, op->buf[1]);
     a.y = buf_of(p, out);
     a.heads = op->i[0];
-    a.window = (int)kv->window;
+    a.window = (int)kv->window - (p.l->borrows && kv->window); /* from keys.pos, which is one less than the row's */
     a.want = c.want;
     a.op = c.first;
     a.rows = n;
@@ -248,7 +264,7 @@ static void run_attend(Pass &p, const CuStep &c) {
     a.o = p.s->pieces;
     a.nl = p.s->piece_nl;
     bool split = n <= p.s->split_rows;
-    if (!split && p.m->ctx->fast_prefill && attend_class_fast(*p.q, a, p.rows)) {
+    if (!split && p.m->ctx->fast_prefill && attend_class_fast(*p.q, a, p.keys)) {
         p.quantised[(size_t)out] = 0;
         return;
     }
@@ -258,10 +274,10 @@ static void run_attend(Pass &p, const CuStep &c) {
         want_quantised(p, qb, n, c.first);
     }
     p.quantised[(size_t)out] = 0;
-    if (!attend_hot(p, a, split)) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.rows);
+    if (!attend_hot(p, a, split)) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.keys);
     if (!split) return;
     if (c.quant_out) a.yo = acts_of(p, out, n);
-    launch(*p.q, k_attend_merge, dim3((unsigned)(a.heads * a.kv.dim / 32), (unsigned)n), MERGE, 0, a, p.rows);
+    launch(*p.q, k_attend_merge, dim3((unsigned)(a.heads * a.kv.dim / 32), (unsigned)n), MERGE, 0, a, p.keys);
     p.quantised[(size_t)out] = c.quant_out;
 }
 
@@ -278,6 +294,21 @@ static void run_finish(Pass &p) {
            p.rows.best, p.rows.fault, p.l->n_ops - 1);
 }
 
+static void run_step(Pass &p, const CuStep &c) {
+    if (!rows_of(p, c) || (!p.logits && c.kind != CU_LINEARS && c.out == p.l->logits)) return;
+    switch (c.kind) {
+    case CU_EMBED: return run_embed(p, c);
+    case CU_ROWS: return run_rows(p, c);
+    case CU_HEADS: return run_heads(p, c);
+    case CU_LINEARS: return run_linears(p, c);
+    case CU_ATTEND: return run_attend(p, c);
+    case CU_PICK: return run_pick(p, c);
+    case CU_CONV: return run_conv(p, c);
+    case CU_DELTA: return run_delta(p, c);
+    case CU_EXPERTS: return run_experts(p, c);
+    }
+}
+
 /* all launches of a pass. Eager: looks at the cancel flag, at most 32 steps ahead of the device. */
 static int run_steps(Pass &p, bool eager) {
     CuRope *r = p.s->ropes.data();
@@ -286,20 +317,10 @@ static int run_steps(Pass &p, bool eager) {
     for (int i = 0; i < t.n; i++) t.t[i] = {r[i].inv, r[i].cs, r[i].scale, r[i].rot};
     if (t.n) launch(*p.q, k_rope_tables, dim3((unsigned)p.rows.n, (unsigned)t.n), 128, 0, t, p.rows);
     int done = 0;
-    for (const CuStep &c : p.s->steps) {
-        if (!rows_of(p, c)) continue;
-        if (!p.logits && c.kind != CU_LINEARS && c.out == p.l->logits) continue;
-        switch (c.kind) {
-        case CU_EMBED: run_embed(p, c); break;
-        case CU_ROWS: run_rows(p, c); break;
-        case CU_HEADS: run_heads(p, c); break;
-        case CU_LINEARS: run_linears(p, c); break;
-        case CU_ATTEND: run_attend(p, c); break;
-        case CU_PICK: run_pick(p, c); break;
-        case CU_CONV: run_conv(p, c); break;
-        case CU_DELTA: run_delta(p, c); break;
-        case CU_EXPERTS: run_experts(p, c); break;
-        }
+    for (size_t i = 0; i < p.s->steps.size();) {
+        int n = run_gdn(p, i); /* several steps at once, where rows are few */
+        if (!n) run_step(p, p.s->steps[i]);
+        i += n ? (size_t)n : 1;
         if (!eager || ++done % 16) continue;
         int turn = done / 16 & 1;
         if (!p.q->error && done > 16) p.q->error = cudaEventSynchronize(p.s->pace[turn]);
@@ -329,7 +350,7 @@ static void fill_fold(CuList *s, const bw_batch *b, size_t at, FoldRows *out) {
 
 /* ---- the step's rows: fault word, best tokens (zero), arrays of n entries (tables: one for each class), page pointers */
 static int fill_rows(bw24_model *m, CuList *s, const bw_batch *b, Pass *p, size_t *bytes) {
-    const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64 + 8 * n, ints = (4 + 2 * C) * n, at_fold = (head + ints * 4 + 63) & ~(size_t)63;
+    const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64 + 8 * n, ints = (4 + 2 * C + (s->list->borrows ? 2 : 0)) * n, at_fold = (head + ints * 4 + 63) & ~(size_t)63;
     const size_t at_pages = (at_fold + (s->list->n_states ? n * (sizeof(FoldSeq) + 2 * sizeof(int)) : 0) + 63) & ~(size_t)63;
     size_t pages = 0;
     for (int i = 0; i < b->all.n_runs; i++) pages += (size_t)b->all.runs[i].seq->n_pages * (size_t)m->n_classes;
@@ -355,10 +376,15 @@ static int fill_rows(bw24_model *m, CuList *s, const bw_batch *b, Pass *p, size_
         want_row[i] = b->want.row[i];
         for (size_t c = 0; c < C; c++) want_table[c * (size_t)b->want.n + (size_t)i] = table[c * n + (size_t)b->want.row[i]];
     }
+    int *before = want_table + C * n; /* positions of the last keys that rows of a list that borrows may see, then those of the wanted rows */
+    for (size_t i = 0; i < n && s->list->borrows; i++) before[i] = pos[i] - 1;
+    for (size_t i = 0; i < (size_t)b->want.n && s->list->borrows; i++) before[n + i] = want_pos[i] - 1;
     const ptrdiff_t d = s->step_dev - h;
     auto dev = [&](const int *p) { return (const int *)((const uint8_t *)p + d); };
     p->rows = {(int *)s->step_dev, (unsigned long long *)(s->step_dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table),
            dev(want_table), (uint8_t *const *)(s->step_dev + at_pages), b->n, b->want.n};
+    p->keys = p->rows;
+    if (s->list->borrows) { p->keys.pos = dev(before); p->keys.want_pos = dev(before + n); }
     if (s->list->n_states) fill_fold(s, b, at_fold, &p->fold);
     return 0;
 }
@@ -472,7 +498,7 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
     int rc = cu_alive(m->ctx);
     if (!rc) rc = grow_logits(m, s, b->want.n);
     if (rc) return rc;
-    Pass p = {m, l, s, &c->q, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0)};
+    Pass p = {m, l, s, &c->q, {}, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0)};
     size_t bytes;
     if ((rc = fill_rows(m, s, b, &p, &bytes))) return rc;
     c->q.error = cudaMemcpyAsync(s->step_dev, s->step_host, bytes, cudaMemcpyHostToDevice, c->q.stream);

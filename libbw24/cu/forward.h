@@ -12,6 +12,7 @@ struct Pass {
     CuList *s;
     Queue *q;
     StepRows rows;
+    StepRows keys;               /* the same with the position of the last key that a row may see */
     FoldRows fold;
     int n_seqs;                  /* of FOLD state, of the step in hand; a graph serves one, or as many as it has rows */
     bool logits;                 /* somebody wants them: else ops that write them are left out */
@@ -32,6 +33,8 @@ void want_quantised(Pass &p, int b, int n, int op);
 /* fold.cu */
 void run_conv(Pass &p, const CuStep &c);
 void run_delta(Pass &p, const CuStep &c);
+/* gdn.cu: the steps that step i and its followers were run as, 0: not in this form */
+int run_gdn(Pass &p, size_t i);
 /* experts.cu */
 void run_experts(Pass &p, const CuStep &c);
 

@@ -7,18 +7,20 @@
 namespace bw {
 
 enum HeadAppend { APPEND_NONE, APPEND_K, APPEND_V };
-/* norm, then rotation, then append, each where present */
+/* a part of each head, norm, then rotation, then append, each where present */
 struct HeadChain {
-    const float *x; /* [rows][heads][dim] */
+    const float *x; /* [rows][heads][pitch], the head's values from `from` on */
     float *y;       /* the same shape; may be x */
     const float *w; /* [dim] or NULL */
     const float *cs; /* rotation table */
     float eps;
     Acts o;         /* quantised result, [rows][heads * dim]; q NULL: not wanted */
+    int pitch, from, copy; /* copy: y is written even without norm or rotation */
     int heads, dim, norm, l2, rot, interleaved, append, op, buf; /* buf: the buffer in the list */
     KvPlace kv;
 };
-struct HeadArgs { HeadChain c[3]; int n, heads; };
+enum { HEAD_CHAINS = 4 };
+struct HeadArgs { HeadChain c[HEAD_CHAINS]; int n, heads; };
 
 } // namespace bw
 #endif

@@ -61,7 +61,7 @@ bool attend_f16_f16(Queue &q, const AttendArgs &a, const StepRows &s, bool split
 bool attend_e4m3_e4m3(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
 /* ATTEND of the class `fast` over any pair of formats; false: not this head size */
 bool attend_class_fast(Queue &q, const AttendArgs &a, const StepRows &s);
-extern const LinearKernels linear_q4_0, linear_q4_k, linear_nvfp4, linear_q8_0, linear_q6_k, linear_int8, linear_int8h;
+extern const LinearKernels linear_q4_0, linear_q4_k, linear_nvfp4, linear_q8_0, linear_q6_k, linear_iq4_xs, linear_int8, linear_int8h;
 
 } // namespace bw
 #endif

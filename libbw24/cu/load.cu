@@ -10,6 +10,7 @@ namespace bw {
 
 static const struct { const char *type; const LinearKernels *k; } hot[] = {
     {"Q4_0", &linear_q4_0}, {"Q4_K", &linear_q4_k}, {"NVFP4", &linear_nvfp4}, {"Q8_0", &linear_q8_0}, {"Q6_K", &linear_q6_k},
+    {"IQ4_XS", &linear_iq4_xs},
 };
 static const char *const float_names[] = {"F32", "F16", "BF16", "E4M3"};
 

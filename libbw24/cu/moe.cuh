@@ -46,7 +46,7 @@ struct ExpertKernels {
     void (*product)(Queue &q, const ExpertArgs &a, int pairs);
     void (*down)(Queue &q, const DownArgs &a, int rows);
 };
-extern const ExpertKernels experts_q4_0, experts_q4_k, experts_nvfp4, experts_q8_0, experts_q6_k, experts_int8, experts_int8h;
+extern const ExpertKernels experts_q4_0, experts_q4_k, experts_nvfp4, experts_q8_0, experts_q6_k, experts_iq4_xs, experts_int8, experts_int8h;
 
 } // namespace bw
 #endif

@@ -1,4 +1,4 @@
-/* What stands between the q, k, v products and ATTEND, in one launch: norms by head, rotation, KV_APPEND (docs/numerics.md §4, §5, §8).
+/* What stands between the q, k, v products and ATTEND, in one launch: parts of heads, norms by head, rotation, KV_APPEND (docs/numerics.md §4, §5, §8).
  * A warp takes one head of one row and keeps it in registers: lane holds columns lane, lane + 32, ..., so a register is a group of 32 and,
  * where half the rotation is a multiple of 32, both values of a pair lie in one lane. Owns the mapping; the list's runs of row ops that have
  * this form are found by the host. */
@@ -63,12 +63,12 @@ static __global__ void __launch_bounds__(128) k_heads(HeadArgs a, StepRows s) {
     pdl_trigger();
     pdl_wait();
     if (k == a.n) return;
-    size_t at = ((size_t)row * c.heads + head) * c.dim + lane;
+    const size_t at = ((size_t)row * c.heads + head) * c.dim + lane, from = ((size_t)row * c.heads + head) * c.pitch + c.from + lane;
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = i * 32 < c.dim ? __ldcg(c.x + at + i * 32) : 0.0f;
+    for (int i = 0; i < 8; i++) v[i] = i * 32 < c.dim ? __ldcg(c.x + from + i * 32) : 0.0f;
     if (c.norm) head_norm(c, w, v);
     if (c.rot) head_rope(c, c.cs + (size_t)row * c.rot, v, lane);
-    if (c.norm || c.rot)
+    if (c.norm || c.rot || c.copy)
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (i * 32 < c.dim) c.y[at + i * 32] = v[i];

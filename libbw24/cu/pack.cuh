@@ -68,10 +68,26 @@ template <> struct Packer<U_Q8_0> {
         for (int g = 0; g < groups; g++) { s[2 * g] = seg[g * 34]; s[2 * g + 1] = seg[g * 34 + 1]; }
     }
 };
+template <> struct Packer<U_IQ4_XS> {
+    static __device__ uint32_t word(const uint8_t *seg, int g, int tig) {
+        uint32_t v = load_bytes(seg + 8 + 16 * g + 4 * tig), w = 0;
+        for (int b = 0; b < 4; b++) w |= (v >> (8 * b) & 15) << (4 * b) | (v >> (8 * b + 4) & 15) << (4 * b + 16);
+        return w;
+    }
+    static __device__ void scales(const uint8_t *seg, int, uint8_t *unit, int row) {
+        uint8_t *s = unit + 2 * U_IQ4_XS::HALF + row * 16;
+        for (int g = 0; g < 8; g++) {
+            int high = (seg[2] | seg[3] << 8) >> (2 * g) & 3;
+            s[(g >> 1) * 4 + (g & 1)] = seg[g & 1];
+            s[(g >> 1) * 4 + 2 + (g & 1)] = (uint8_t)((seg[4 + (g >> 1)] >> (4 * (g & 1)) & 15) | high << 4);
+        }
+    }
+};
 template <class U> struct RawSegment;
 template <> struct RawSegment<U_Q4_0> { static constexpr int BYTES = 144; };
 template <> struct RawSegment<U_Q4_K> { static constexpr int BYTES = 144; };
 template <> struct RawSegment<U_NVFP4> { static constexpr int BYTES = 144; };
+template <> struct RawSegment<U_IQ4_XS> { static constexpr int BYTES = 136; };
 template <> struct RawSegment<U_Q6_K> { static constexpr int BYTES = 210; };
 template <> struct RawSegment<U_Q8_0> { static constexpr int BYTES = 272; };
 

@@ -130,6 +130,21 @@ struct U_NVFP4 : Nibbles {
     }
 };
 
+/* nibbles as U_NVFP4's, values by IQ4's table; scales: for each pair of groups d (f16) and 32 + the factor of each, a byte */
+struct U_IQ4_XS : Nibbles {
+    static constexpr Form FORM = FORM_S1;
+    static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
+        const uint32_t t[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
+        uint32_t w = word_of(p.v, c), sel = w & 0x77777777u, pick = ((w >> 1) & 0x44444444u) | 0x32103210u;
+        lo = table4(sel, pick, t); hi = table4(sel >> 16, pick >> 16, t);
+    }
+    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
+        uint32_t v = word_of(s.v, w);
+        float d = half_of(v, 0);
+        a[0] = d * (float)((int)(v >> 16 & 255) - 32); a[1] = d * (float)((int)(v >> 24) - 32); b[0] = b[1] = 0.0f;
+    }
+};
+
 /* int8 codes as stored; a 16-byte load holds 2 groups (word tig, word tig + 4 of each) */
 struct U_Q8_0 : Nibbles {
     static constexpr Form FORM = FORM_S1;

@@ -1,0 +1,6 @@
+/* LINEAR kernels of units U_IQ4_XS */
+#include "linear_kernels.cuh"
+
+namespace bw {
+extern BW_LINEAR_KERNELS(linear_iq4_xs, U_IQ4_XS, false, linear_pack<U_IQ4_XS>)
+}
