@@ -186,7 +186,7 @@ __device__ __forceinline__ void rows_quant(const RowsQuant &z, int row, int *fau
 }
 
 /* One block a row; ops one after the other with a barrier between. want: the rows are the wanted ones. */
-static __global__ void __launch_bounds__(512) k_rows(const RowOp *ops, int n_ops, int want, RowsQuant z, StepRows s) {
+static __global__ void __launch_bounds__(512, 2) k_rows(const RowOp *ops, int n_ops, int want, RowsQuant z, StepRows s) {
     __shared__ RouteShared route;
     const int i = blockIdx.x;
     pdl_trigger();
