@@ -22,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import synth_gemma4  # noqa: E402
 import synth_moe  # noqa: E402
 from bw24.errors import Bw24Error  # noqa: E402
 from bw24.gguf import GGUFWriter, open_gguf  # noqa: E402
@@ -72,6 +73,11 @@ def _gdn(dim_state: int, k_heads: int, v_heads: int) -> dict[str, int]:
     return {"state": dim_state, "k_heads": k_heads, "v_heads": v_heads, "interval": 4, "rotary": 64}
 
 
+def _gemma4(window: int, full_kv_heads: int, shared_kv: int = 0, per_layer: int = 0, experts: int = 0) -> dict[str, Any]:
+    return {"window": window, "full_kv_heads": full_kv_heads, "shared_kv": shared_kv, "per_layer": per_layer, "experts": experts, "top": 8,
+            "expert_ff": 704}
+
+
 SHAPES: dict[str, Shape] = {
     "tiny": Shape("qwen3", 512, 256, 2, 512, 4, 2, 64, tied=False, context=2048),
     "smollm2-135m": Shape("llama", 49152, 576, 30, 1536, 9, 3, 64, tied=True, context=8192, theta=1e5),
@@ -92,6 +98,9 @@ SHAPES: dict[str, Shape] = {
     "qwen3.6-27b": Shape("qwen35", 248320, 5120, 64, 17408, 24, 4, 256, tied=False, context=262144, theta=1e7, extra=_gdn(128, 16, 48)),
     "qwen3.6-35b-a3b": Shape("qwen35moe", 248320, 2048, 40, 512, 16, 2, 256, tied=False, context=262144, theta=1e7,
                              extra={**_gdn(128, 16, 32), **_moe(256, 8, 512, shared=1)}),
+    "gemma4-26b-a4b": Shape("gemma4", 262144, 2816, 30, 2112, 16, 8, 256, tied=True, context=262144, extra=_gemma4(1024, 2, experts=128)),
+    "gemma4-31b": Shape("gemma4", 262144, 5376, 60, 21504, 32, 16, 256, tied=True, context=262144, extra=_gemma4(1024, 4)),
+    "gemma4-e4b": Shape("gemma4", 262144, 2560, 42, 10240, 8, 2, 256, tied=True, context=131072, extra=_gemma4(512, 2, 18, 256)),
     "hy3": Shape("hy_v3", 120832, 4096, 80, 13312, 64, 8, 128, tied=False, context=262144, theta=11158840.0, extra=_moe(192, 8, 1536, 1, 1)),
     "hy3-mini": Shape("hy_v3", 8192, 1024, 13, 2048, 16, 4, 128, tied=False, context=8192, theta=11158840.0, extra=_moe(192, 8, 512, 1, 1)),
     "minimax-m2": Shape("minimax-m2", 200064, 3072, 62, 1536, 48, 8, 128, tied=False, context=196608, theta=5e6,
@@ -201,6 +210,7 @@ FAMILIES = {
     "llama": Family(_dense_layer, _dense_keys, "smollm"), "qwen2": Family(_dense_layer, _dense_keys, "qwen2"),
     "qwen3": Family(_dense_layer, _dense_keys, "qwen2"), "gemma3": Family(_dense_layer, _dense_keys, "gpt-2"),
     "qwen35": Family(_qwen35_layer, _qwen35_keys, "qwen35"), "qwen35moe": Family(_qwen35_layer, _qwen35moe_keys, "qwen35"),
+    "gemma4": Family(lambda s, i: synth_gemma4.layer(s, i, Tensor), synth_gemma4.keys, "gpt-2"),
     "hy_v3": Family(_moe_layer, synth_moe.keys, "qwen2"), "minimax-m2": Family(_moe_layer, synth_moe.keys, "qwen2"),
 }
 
@@ -208,7 +218,8 @@ FAMILIES = {
 def tensors_of(s: Shape) -> list[Tensor]:
     """All tensors of a model, in file order."""
     layer = FAMILIES[s.family].layer
-    return [*_ends(s), *(tensor for i in range(s.layers) for tensor in layer(s, i))]
+    more = synth_gemma4.ends(s, Tensor) if s.family == "gemma4" else []
+    return [*_ends(s), *more, *(tensor for i in range(s.layers) for tensor in layer(s, i))]
 
 
 def model_keys(s: Shape) -> dict[str, Any]:
@@ -255,10 +266,12 @@ def type_plan(tensors: list[Tensor], mix: str, head: str | None = None, embed: s
 
 
 def vector(t: Tensor, seed: int) -> np.ndarray:
-    """A small F32 tensor: norm 1 +- 0.05; bias N(0, 0.02); conv N(0, 0.5); dt and decay in the range of trained recurrent layers."""
+    """A small F32 tensor: norm 1 +- 0.05; bias N(0, 0.02); gate as a router's rows; conv N(0, 0.5); dt and decay in the range of trained recurrent
+    layers."""
     rng = np.random.default_rng([seed, zlib.crc32(t.name.encode())])
     n = math.prod(t.shape)
     recipe = {"norm": lambda: rng.uniform(0.95, 1.05, n), "bias": lambda: rng.normal(0, 0.02, n), "conv": lambda: rng.normal(0, 0.5, n),
+              "freqs": lambda: np.where(np.arange(n) < synth_gemma4.ROTATED, 1.0, 1e30), "gate": lambda: rng.normal(0, 1 / math.sqrt(t.shape[0]), n),
               "dt": lambda: rng.uniform(-4.6, -2.2, n), "decay": lambda: -rng.uniform(0.5, 8.0, n)}
     return recipe[t.role]().astype("<f4")
 
@@ -343,7 +356,7 @@ def write_model(path: Path, name: str, shape: Shape, mix: str, seed: int = 0, vo
                 embed: str | None = None) -> dict[str, int]:
     """Write one model; returns bytes by storage type. Equal arguments give equal files."""
     tensors = tensors_of(shape)
-    plan = type_plan(tensors, mix, head, embed)
+    plan, given = type_plan(tensors, mix, head, embed), {t.name for t in tensors}
     sizes: dict[str, int] = {}
     with GGUFWriter(path) as writer:
         writer.add("general.architecture", shape.family)
@@ -362,8 +375,12 @@ def write_model(path: Path, name: str, shape: Shape, mix: str, seed: int = 0, vo
             elif t.role in (synth_moe.ROUTER, synth_moe.BIAS):
                 writer.add_tensor(t.name, kind, t.shape, synth_moe.vector(t, seed, shape.extra["skew"], shape.extra["top"]))
             else:
-                writer.add_tensor(t.name, kind, t.shape, vector(t, seed))
-            if kind == "NVFP4" and t.role == "linear":
+                matrix = t.name.removesuffix("scale") + "weight"  # a factor of an NVFP4 matrix brings its spread in
+                spread = nvfp4_scale(1 / math.sqrt(shape.extra["expert_ff"])) if t.name.endswith("_exps.scale") and plan[matrix] == "NVFP4" else 1
+                writer.add_tensor(t.name, kind, t.shape, (vector(t, seed) * spread).astype("<f4"))
+            # fused gate and up experts have no factor of their own in any reader: their rows are large, and a norm follows
+            factor = t.name.removesuffix("weight") + "scale" not in given and not t.name.endswith("gate_up_exps.weight")
+            if kind == "NVFP4" and t.role == "linear" and factor:
                 scale = np.array([nvfp4_scale(1 / math.sqrt(t.shape[0]))], "<f4")
                 writer.add_tensor(t.name.removesuffix("weight") + "scale", "F32", (1,), scale)
     return sizes

@@ -119,3 +119,26 @@ def test_a_vocabulary_without_tokens_is_refused(tmp_path: Path, capsys: pytest.C
     assert synth_model.main(["tiny", "--vocab", str(empty), "-o", str(out)]) == 2
     assert "empty.gguf: has no tokenizer.ggml.tokens" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name, kind", [("gemma4-26b-a4b", "NVFP4"), ("gemma4-31b", "Q4_K"), ("gemma4-e4b", "Q4_0")])
+def test_gemma4_shapes_make_lists_that_name_all_their_tensors(tmp_path: Path, name: str, kind: str) -> None:
+    """A small one of each kind is written, and its architecture takes every tensor that is there."""
+    from dataclasses import replace
+
+    from bw24.engine import Engine
+    from bw24.source import open_model
+
+    shape = synth_model.SHAPES[name]
+    count = len(synth_model.tensors_of(shape))
+    assert count == {"gemma4-26b-a4b": 658, "gemma4-31b": 833, "gemma4-e4b": 666}[name]
+    extra = {**shape.extra, "experts": min(shape.extra["experts"], 8), "expert_ff": 64, "top": 2, "window": 32,
+             "per_layer": min(shape.extra["per_layer"], 64)}
+    small = replace(shape, vocab=512, dim=256, layers=12, ff=256, heads=4, kv_heads=2, head_dim=64, extra=extra, context=128)
+    path = tmp_path / "m.gguf"
+    synth_model.write_model(path, name, small, kind, head="Q4_K")
+    with open_model(path) as model, Engine(model, device="cpu", ctx=64) as engine:
+        text = model.list_text()
+        assert all(t.name in text for t in model.file.tensors.values() if not t.name.endswith(".scale"))
+        with engine.sequence() as seq:
+            assert np.isfinite(seq.prefill([1, 2, 3])).all()
