@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import bw24
+from bw24.draft import trim
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.generate import Generation
@@ -115,3 +116,17 @@ def test_gen_takes_the_mode(tmp_path: Path):
     assert [r["speculation"]["sampling"] for r in (race, one)] == ["race", "reject"]
     wrong = subprocess.run([*command, "guess"], capture_output=True, text=True, timeout=60)
     assert wrong.returncode == 2 and "race" in wrong.stderr
+
+
+def test_a_trimmed_draft_learns_nothing_from_rejection_sampling(tmp_path: Path):
+    """The text depends on the drafter there: a seed would not repeat if it changed."""
+    draft = tmp_path / "draft.gguf"
+    with open_model(DEMO) as model:
+        trim.write_mtp(model, draft, np.arange(0, 12288, 3, dtype=np.int32), trim.Types(), {})
+    command = [sys.executable, "-m", "bw24", "gen", str(DEMO), "-p", "def f(", "-n", "40", "--json", "-t", "1", "-T", "0.7", "--spec", "2", "--draft",
+               str(draft), "--spec-sampling"]
+    one, two = (json.loads(subprocess.run([*command, "reject"], capture_output=True, text=True, timeout=120, check=True).stdout) for _ in range(2))
+    assert one["ids"] == two["ids"] and one["speculation"]["accepted"] == two["speculation"]["accepted"] > 0
+    assert [p.name for p in tmp_path.iterdir()] == ["draft.gguf"]
+    subprocess.run([*command, "race"], capture_output=True, text=True, timeout=120, check=True)
+    assert len(list(tmp_path.iterdir())) == 2  # what it learned

@@ -162,7 +162,8 @@ def open_drafter(model: Model, args: argparse.Namespace) -> Draft | None:
         return None
     if args.draft:
         path = drafter.resolve_draft(args.draft, progress=sys.stderr.isatty(), cache=flags.environment("cache"))
-        return drafter.open_draft(path, model, args.draft_hidden, args.draft_spare)
+        learns = getattr(args, "spec_sampling", "race") != "reject"  # rejection sampling repeats only while the drafter stays what it is
+        return drafter.open_draft(path, model, args.draft_hidden, args.draft_spare if learns else 0)
     return drafter.embedded(model, args.draft_hidden)
 
 
