@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "fault.h"
 #include "spill_impl.h"
 
 static const int64_t PRESSURE_NS = 100000000; /* how often the system's free memory is looked at: a tenth of a second */
@@ -69,7 +70,7 @@ const bw_type_info *bw_spill_type(const bw_op *op, int expert, int matrix) {
 static void span_in(const bw_spill *s, const spill_layer *l, int expert, int m, uint64_t base, spill_span *out) {
     const bw_tensor *t = l->w[m];
     uint64_t skip;
-    const bw_place *p = place_of(t, l->ratio[m] * expert + l->shift[m], &skip);
+    const bw_place *p = place_of(t, l->ratio[m] * BW_SEEDED(24, m == 2 ? expert ^ 1 : expert, expert) + l->shift[m], &skip);
     uint64_t raw = (uint64_t)(bw_part_rows(t) * bw_row_bytes(p->type, t->ne[0])), packed = s->room(s->model, p->type, bw_part_rows(t), t->ne[0]);
     uint64_t offset = p->offset + skip, from = offset & ~(uint64_t)(SPILL_PAGE - 1);
     out->base = base;
@@ -364,7 +365,7 @@ bool bw_spill_wait(bw_spill *s, int layer, int expert, int matrix, uint8_t **bas
     *raw = *base + (at.raw - at.base);
     if (!e->slot) return false;
     pthread_mutex_lock(&s->lock);
-    while (e->pending[matrix]) pthread_cond_wait(&s->done, &s->lock);
+    while (e->pending[matrix] && BW_SEEDED(25, 0, 1)) pthread_cond_wait(&s->done, &s->lock);
     bool ok = !e->failed;
     pthread_mutex_unlock(&s->lock);
     if (!ok) memset(*base, 0, at.into + at.span - at.base);

@@ -59,9 +59,9 @@ def worker(request: dict[str, Any]) -> dict[str, Any]:
                 digest.update(row.tobytes())
             done = time.perf_counter()
             counts = engine.spill.stats() if engine.spill else {}
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+            status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     out = {"ids": tokens, "digest": digest.hexdigest(), "load_s": loaded - started, "prompt_tok_s": PROMPT / (prompted - loaded),
-           "tok_s": request["tokens"] / (done - prompted), "peak_anonymous_mb": int(status["RssAnon"].split()[0]) / 1e3}
+           "tok_s": request["tokens"] / (done - prompted), "anonymous_mb": int(status["RssAnon"].split()[0]) / 1e3}
     if counts:
         moved = {k: counts[k] - before[k] for k in ("visits", "visit_hits", "bytes_read", "wait_ns", "compute_ns")}
         out |= {"in_ram": moved["visit_hits"] / moved["visits"], "mb_a_token": moved["bytes_read"] / 1e6 / request["tokens"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -96,17 +97,20 @@ def test_random_placements(files):
             assert seq.decode(token).tobytes() == want[i].tobytes()
 
 
-def test_a_thousand_tokens(files):
-    path = files["hy_v3"]
+def test_a_thousand_tokens(files, tmp_path):
+    path, key = tmp_path / "long.gguf", b"hy_v3.context_length" + struct.pack("<I", 4)  # the same model, with a longer context
+    data = files["hy_v3"].read_bytes()
+    assert data.count(key + struct.pack("<I", 512)) == 1
+    path.write_bytes(data.replace(key + struct.pack("<I", 512), key + struct.pack("<I", 2048)))
     with open_model(path, "keep") as model:
         def text(**settings) -> list[int]:
-            with Engine(model, device="cpu", threads=2, ctx=min(model.context_length, 1100), **settings) as engine, engine.sequence() as seq:
+            with Engine(model, device="cpu", threads=2, **settings) as engine, engine.sequence() as seq:
                 out = [5]
-                while len(out) < min(1000, engine.ctx - 1):
+                while len(out) < 1000:
                     out.append(int(np.argmax(seq.decode(out[-1]))))
                 return out
         plain = text()
-        assert len(plain) >= 250
+        assert len(set(plain)) > 1
         counts = sizes(path)
         for policy in ("lru", "slru"):
             assert text(tiers=Tiers(ram=counts["bank"] // 3, policy=policy, force=True)) == plain
@@ -345,3 +349,33 @@ def test_a_profile_that_cannot_be_written_leaves_nothing(tmp_path):
         with pytest.raises(Bw24Error, match="cannot write: No space left"):
             tiers.write_profile(tmp_path / "p.json", "x", [("d", 4)], [np.zeros(4, int)], 0)
         assert not (tmp_path / "p.json").exists()
+
+
+def test_a_cancelled_step_leaves_no_expert_held(files):
+    """Cancelled at any moment, from another thread, a thousand times: the next step has room and the right bits."""
+    path = files["qwen35moe"]
+    want = np.frombuffer(resident(path), np.float32).reshape(len(IDS), -1)
+    with open_model(path) as model, Engine(model, device="cpu", threads=3, tiers=Tiers(ram=0, force=True)) as engine, engine.sequence() as seq:
+        stop = threading.Event()
+
+        def nag() -> None:
+            while not stop.wait(0.0007):
+                engine.cancel()
+
+        thread = threading.Thread(target=nag)
+        thread.start()
+        cancelled = 0
+        try:
+            for i, token in enumerate(IDS):
+                while seq.pos == i:
+                    try:
+                        assert seq.decode(token).tobytes() == want[i].tobytes()
+                    except Bw24Error as error:
+                        assert "cancelled" in str(error)
+                        cancelled += 1
+                        if cancelled > 1000:
+                            stop.set()
+        finally:
+            stop.set()
+            thread.join()
+        assert cancelled > 0 and engine.spill.stats()["peak"] <= engine.spill.stats()["floor"]

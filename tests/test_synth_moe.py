@@ -54,6 +54,25 @@ def test_the_file_runs_and_its_routing_is_skewed(tmp_path, family):
     assert top[0.25] + 0.1 < top[0.7] > 0.65, "hidden rows of one text are alike, so some experts lead without any bias"
 
 
+def test_the_process_takes_no_more_than_the_budget(tmp_path):
+    """Not the library's own count, but the system's: anonymous memory of a process with a budget against one with next to none."""
+    extra = synth_model._moe(64, 4, 256, 1, 1)
+    shape = replace(small("hy_v3"), vocab=4200, dim=256, layers=5, extra=extra)
+    path = tmp_path / "m.gguf"
+    synth_model.write_model(path, "small", shape, "Q8_0")
+
+    def anonymous(ram: int) -> float:
+        request = {"file": str(path), "ram": ram, "tokens": 40, "threads": 1, "policy": "lru"}
+        out = json.loads(spill_demo.run([sys.executable, spill_demo.__file__, "--worker", json.dumps(request)], None).splitlines()[-1])
+        assert out["budget_mb"] * 0.9 < out["peak_experts_mb"] <= out["budget_mb"] * 1.05
+        return out["anonymous_mb"]
+
+    budget = 24 << 20
+    with open_model(path) as model:
+        assert bank_of(model).nbytes > 2 * budget
+    assert anonymous(budget) - anonymous(0) < 1.05 * budget / 1e6
+
+
 def test_the_demonstration_says_identical(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(synth_model.SHAPES, "hy3-mini", replace(small("hy_v3"), vocab=4200))
     record = tmp_path / "r.jsonl"
