@@ -1,8 +1,9 @@
-"""Speculative decoding side by side with llama.cpp: the same file and prompts, greedy, both engines plain and with K drafts of the MTP block.
+"""Speculative decoding side by side with llama.cpp: the same file and prompts, greedy, both engines plain and with K drafts of the MTP block, ours
+also with as many as pay (auto).
 
     python scripts/spec_peer.py MODEL PROMPTS.json --server llama-server [--draft-max 3] [-n 192] [--first 0 --count 48] [--out row.json]
 
-PROMPTS.json: a list of {"class": ..., "ids": [...]}. Each prompt is run on the four arms back to back, so that a drift of the machine weighs on
+PROMPTS.json: a list of {"class": ..., "ids": [...]}. Each prompt is run on the arms back to back, so that a drift of the machine weighs on
 all; llama.cpp's times and counts are those its server reports. Prints one JSON object: acceptance pooled and by class, tokens a second, and
 each engine's speed-up over its own plain decoding. Both servers wait while the other side runs.
 """
@@ -27,7 +28,7 @@ from bw24.engine import Engine  # noqa: E402
 from bw24.generate import Generation  # noqa: E402
 from bw24.sampling import SamplingParams  # noqa: E402
 from bw24.source import open_model  # noqa: E402
-from bw24.speculate import Drafted  # noqa: E402
+from bw24.speculate import AUTO, Drafted  # noqa: E402
 
 
 def free_port() -> int:
@@ -98,7 +99,8 @@ def report(args: argparse.Namespace, prompts: list[dict[str, Any]], arms: dict[s
     by_class = {name: {c: of_class(rows, c) for c in classes} for name, rows in arms.items()}
     total = {name: pooled(rows) for name, rows in arms.items()}
     gain = {side: round(total[f"{side}_spec"]["tokens_per_second"] / total[f"{side}_plain"]["tokens_per_second"], 4) for side in ("ours", "peer")}
-    same = sum(a["ids"] == b["ids"] for a, b in zip(arms["ours_plain"], arms["ours_spec"], strict=True))
+    gain["ours_auto"] = round(total["ours_auto"]["tokens_per_second"] / total["ours_plain"]["tokens_per_second"], 4)
+    same = sum(a["ids"] == b["ids"] == c["ids"] for a, b, c in zip(arms["ours_plain"], arms["ours_spec"], arms["ours_auto"], strict=True))
     return {"kind": "spec_peer", "model": Path(args.model).name, "prompts": len(prompts), "tokens": args.n, "k": args.draft_max, "threads": args.t,
             "peer_build": build, "total": total, "by_class": by_class, "speed_up": gain, "same_text_as_plain": same,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -129,10 +131,11 @@ def main() -> int:
     build = next((line for line in (done.stdout + done.stderr).splitlines() if line.startswith("version")), "unknown")
     plain = Server(args.server, args.model, args.t, args.ctx, [])
     spec = Server(args.server, args.model, args.t, args.ctx, ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(args.draft_max)])
-    arms: dict[str, list[dict[str, Any]]] = {"ours_plain": [], "ours_spec": [], "peer_plain": [], "peer_spec": []}
+    arms: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ours_plain", "ours_spec", "ours_auto", "peer_plain", "peer_spec")}
     try:
         with open_model(args.model) as model, Engine(model, threads=args.t, ctx=args.ctx, draft=True) as engine:
             runs = {"ours_plain": lambda ids: ours(engine, ids, args.n, 0), "ours_spec": lambda ids: ours(engine, ids, args.n, args.draft_max),
+                    "ours_auto": lambda ids: ours(engine, ids, args.n, AUTO),
                     "peer_plain": lambda ids: plain.reply(ids, args.n), "peer_spec": lambda ids: spec.reply(ids, args.n)}
             for run in runs.values():
                 run(prompts[0]["ids"])
