@@ -1,15 +1,16 @@
-/* Drafters: a draft list's timeline beside a sequence of the first list. Owns the pairing of tokens with hidden rows, the rows that are owed to the
- * draft list, and going back; picks no token.
+/* Drafters: a draft list's timeline beside a sequence of the first list. Owns the pairing of tokens with hidden rows, the rows that are
+ * owed to the draft list, and going back; picks no token.
  *
- * Row m of an MTP list takes token m and the first list's hidden row m - 1 (zeros for the first). Rows of drafts are made from the list's own hidden
- * rows; once their tokens are accepted they are taken back and made again from the first list's, so that keys and values are always those of the
- * true past: `made` rows are, `n_owed` more wait for the next step of the draft list, and made + n_owed = pos - base between rounds. */
+ * Row m of an MTP list takes token m and the first list's hidden row m - 1 (zeros for the first). Rows of drafts are made from the list's
+ * own hidden rows; once their tokens are accepted they are taken back and made again from the first list's, so that keys and values are always
+ * those of the true past: `made` rows are, `n_owed` more wait for the next step of the draft list, and made + n_owed = pos - base between
+ * rounds. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "round.h"
 
-/* FORGET_FROM owed rows are cut to KEPT: where nothing is drafted for long, making every row costs more than the drafts that follow lose by the gap */
+/* FORGET_FROM owed rows are cut to KEPT: where nothing is drafted for long, making every row costs more than the gap costs later drafts */
 enum { PAID_AT_ONCE = 256, FORGET_FROM = 96, KEPT = 32 };
 
 static int64_t width_of(const bw24_drafter *d) { return d->trunk->list->bufs[d->trunk->list->hidden].width; }
@@ -115,7 +116,8 @@ int bw_drafter_reset(bw24_drafter *d) {
     if (d->trunk->pos > d->pos) {
         int64_t at = d->pos;
         BW_TRY(bw24_seq_truncate(d->trunk, d->pos, &at));
-        if (at != d->pos) return bw_fail(BW24_E_ARG, "a round: the sequence went back to %lld instead of %lld", (long long)at, (long long)d->pos);
+        if (at != d->pos)
+            return bw_fail(BW24_E_ARG, "a round: the sequence went back to %lld instead of %lld", (long long)at, (long long)d->pos);
     }
     if (d->seq->source) { d->n_owed = 0; return 0; }
     if (d->made > d->pos - d->base) d->made = d->pos - d->base;
@@ -149,7 +151,8 @@ static int run(bw24_drafter *d, const int32_t *tokens, int n, float *logits, flo
 
 int bw24_drafter_append(bw24_drafter *d, const int32_t *tokens, int32_t n, float *logits) {
     if (!d || !tokens || n < 1 || n > d->trunk->model->max_rows)
-        return bw_fail(BW24_E_ARG, "bw24_drafter_append: NULL argument, or %d tokens, the model was made for 1..%d", n, d ? d->trunk->model->max_rows : 0);
+        return bw_fail(BW24_E_ARG, "bw24_drafter_append: NULL argument, or %d tokens, the model was made for 1..%d", n,
+                       d ? d->trunk->model->max_rows : 0);
     BW_TRY(bw_drafter_reset(d));
     float *hidden = malloc((size_t)n * (size_t)width_of(d) * sizeof *hidden);
     if (!hidden) return bw_fail(BW24_E_MEMORY, "out of memory for %d hidden rows", n);
@@ -188,8 +191,8 @@ int bw24_drafter_truncate(bw24_drafter *d, int64_t pos, int32_t token, int64_t *
 
 int bw24_drafter_fork(bw24_drafter **out, bw24_drafter *d, bw24_seq *seq) {
     if (!out || !d || !seq || seq->model != d->trunk->model || seq->pos != d->pos)
-        return bw_fail(BW24_E_ARG, "bw24_drafter_fork: NULL argument, or a sequence at %lld, the drafter is at %lld", seq ? (long long)seq->pos : -1LL,
-                       d ? (long long)d->pos : -1LL);
+        return bw_fail(BW24_E_ARG, "bw24_drafter_fork: NULL argument, or a sequence at %lld, the drafter is at %lld",
+                       seq ? (long long)seq->pos : -1LL, d ? (long long)d->pos : -1LL);
     BW_TRY(bw_drafter_reset(d));
     bw24_drafter *f;
     BW_TRY(allocate(&f, seq));

@@ -1,10 +1,10 @@
-/* Rounds: drafts of several replies, one step that judges them, and the sequences moved over what was accepted. Owns the order of a round and who is
- * accepted; the draws are sample.c's, the pairing of rows drafter.c's. Results do not depend on what else is in the round, because every row has the
- * bits it has alone and every draw is a function of its own reply.
+/* Rounds: drafts of several replies, one step that judges them, and the sequences moved over what was accepted. Owns the order of a round
+ * and who is accepted; the draws are sample.c's, the pairing of rows drafter.c's. Results do not depend on what else is in the round,
+ * because every row has the bits it has alone and every draw is a function of its own reply.
  *
  * draft:  owed rows and the newest token through the draft list, the token's logits give draft 1; then draft by draft, one row each
- * verify: token and drafts through the first list: row i judges draft i + 1, the row after the last accepted draft gives the next token
- * commit: the first list goes back over what was not accepted; the accepted drafts' rows are owed to the draft list, with true hidden rows */
+ * verify: token and drafts through the first list: row i judges draft i + 1, the row after the last accepted one gives the next token
+ * commit: the first list goes back over what was not accepted; rows of accepted drafts are owed to the draft list, with true hidden rows */
 #define _GNU_SOURCE /* clock_gettime */
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +33,9 @@ typedef struct work {
     bw24_row *rows;    /* [most] */
     int32_t *of;       /* [n]: the requests of a drafting step */
     int32_t *history;  /* room for the longest history and its drafts */
+    bw24_pick *picks;  /* [rows to judge]: the draws of all rows, made where the logits are; with their histories, one a request */
+    bw_drawn *drawn;   /* NULL: greedy, a request rejects, or the host picks */
+    int32_t *past;
     int32_t *tokens;   /* [most] */
     float *hidden_in, *hidden; /* [most][width] */
     float *logits;     /* [most][vocab], or NULL where greedy or the host has its own */
@@ -40,18 +43,24 @@ typedef struct work {
 } work;
 
 static bool takes_largest(const bw24_sampler *p) {
-    return p && p->temperature == 0.0f && !p->n_bias && p->repetition_penalty == 1.0f && p->presence_penalty == 0.0f && p->frequency_penalty == 0.0f;
+    bool penalties = p && (p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f);
+    return p && p->temperature == 0.0f && !p->n_bias && !penalties;
 }
 
 static int check_request(const bw24_model *m, const bw24_round_request *r, int i, bool drafting) {
     if (r->size != sizeof *r) return bw_fail(BW24_E_ARG, "a round: request %d of size %u, expected %zu", i, r->size, sizeof *r);
     if (!r->drafter || r->drafter->trunk->model != m) return bw_fail(BW24_E_ARG, "a round: request %d has no drafter of this model", i);
     if (drafting && !r->sampler) return bw_fail(BW24_E_ARG, "a round: request %d has no sampler", i);
-    if (r->k < 0 || r->k > BW24_MAX_DRAFTS) return bw_fail(BW24_E_ARG, "a round: request %d: %d drafts, expected 0..%d", i, r->k, BW24_MAX_DRAFTS);
-    if (r->token < 0 || r->token >= m->vocab) return bw_fail(BW24_E_ARG, "a round: request %d: token %d is outside 0..%d", i, r->token, m->vocab - 1);
-    if (r->ids && r->n_ids != r->drafter->seq->list->bufs[r->drafter->seq->list->logits].width)
+    if (!drafting && (r->drafted < 0 || r->drafted > BW24_MAX_DRAFTS))
+        return bw_fail(BW24_E_ARG, "a round: request %d: %d drafts made, expected 0..%d", i, r->drafted, BW24_MAX_DRAFTS);
+    if (r->k < 0 || r->k > BW24_MAX_DRAFTS)
+        return bw_fail(BW24_E_ARG, "a round: request %d: %d drafts, expected 0..%d", i, r->k, BW24_MAX_DRAFTS);
+    if (r->token < 0 || r->token >= m->vocab)
+        return bw_fail(BW24_E_ARG, "a round: request %d: token %d is outside 0..%d", i, r->token, m->vocab - 1);
+    const bw_list *l = r->drafter->seq->list;
+    if (r->ids && r->n_ids != l->bufs[l->logits].width)
         return bw_fail(BW24_E_SHAPE, "a round: request %d: %d ids for %lld columns of logits", i, r->n_ids,
-                       (long long)r->drafter->seq->list->bufs[r->drafter->seq->list->logits].width);
+                       (long long)l->bufs[l->logits].width);
     if (r->n_history < 0 || (r->n_history && !r->history) || r->n_stop < 0 || (r->n_stop && !r->stop))
         return bw_fail(BW24_E_ARG, "a round: request %d: history or stop ids are missing", i);
     return 0;
@@ -63,45 +72,68 @@ static int check_round(bw24_model *m, bw24_round_request *r, int n, bool draftin
     *rows = 0;
     for (int i = 0; i < n; i++) {
         BW_TRY(check_request(m, &r[i], i, drafting));
-        if (r[i].drafter->seq->list != r[0].drafter->seq->list) return bw_fail(BW24_E_ARG, "a round: requests 0 and %d draft by different lists", i);
+        if (r[i].drafter->seq->list != r[0].drafter->seq->list)
+            return bw_fail(BW24_E_ARG, "a round: requests 0 and %d draft by different lists", i);
         for (int j = 0; j < i; j++)
             if (r[j].drafter == r[i].drafter) return bw_fail(BW24_E_ARG, "a round: requests %d and %d have the same drafter", j, i);
         *rows += 1 + (drafting ? r[i].k : r[i].drafted);
     }
-    if (*rows > m->max_rows) return bw_fail(BW24_E_ARG, "a round: %d rows to judge, the model was made for 1..%d", *rows, m->max_rows);
+    if (*rows > m->max_rows)
+        return bw_fail(BW24_E_ARG, "a round: %d rows to judge, the model was made for 1..%d", *rows, m->max_rows);
     return 0;
 }
 
-/* lays the arrays out in the model's scratch; `logits`: whether the judging rows' are kept */
+static void *take(uint8_t *base, size_t *used, size_t bytes) {
+    void *p = base ? base + *used : NULL;
+    *used += (bytes + 15) & ~(size_t)15;
+    return p;
+}
+
+/* the arrays, one after the other from `base` (NULL: only to count). Returns the bytes they take */
+static size_t lay_out(work *x, uint8_t *base, int judged, bool logits, bool reject, size_t longest, size_t past) {
+    const bw_list *first = x->m->lists[0];
+    size_t most = (size_t)x->most, width = (size_t)first->bufs[first->hidden].width, columns = (size_t)x->list->bufs[x->list->logits].width;
+    size_t wide = logits ? (size_t)judged * (size_t)x->m->vocab : 0, drafted = (size_t)x->n * columns;
+    bool draws = logits && !x->greedy && !reject;
+    size_t used = 0;
+    x->rows = take(base, &used, most * sizeof *x->rows);
+    x->hidden_in = take(base, &used, most * width * sizeof(float));
+    x->hidden = take(base, &used, most * width * sizeof(float));
+    x->logits = take(base, &used, (wide > drafted ? wide : drafted) * sizeof(float));
+    x->draft_logits = take(base, &used, reject ? drafted * BW24_MAX_DRAFTS * sizeof(float) : 0);
+    x->tokens = take(base, &used, most * sizeof(int32_t));
+    x->of = take(base, &used, (size_t)x->n * sizeof(int32_t));
+    x->history = take(base, &used, (longest + BW24_MAX_DRAFTS) * sizeof(int32_t));
+    x->picks = take(base, &used, draws ? (size_t)judged * sizeof *x->picks : 0);
+    x->drawn = take(base, &used, draws ? (size_t)judged * sizeof *x->drawn : 0);
+    x->past = take(base, &used, draws ? past * sizeof(int32_t) : 0);
+    if (!draws) x->drawn = NULL;
+    return used;
+}
+
+/* the model's scratch, as large as the round needs; `logits`: whether the library draws from the rows that are judged */
 static int open_round(work *x, bw24_model *m, bw24_round_request *r, int n, int judged, bool logits) {
     *x = (work){.m = m, .r = r, .n = n, .list = r[0].drafter->seq->list, .greedy = true};
-    size_t longest = 0, reject = 0;
+    size_t longest = 0, past = 0;
+    bool reject = false;
     for (int i = 0; i < n; i++) {
         x->greedy = x->greedy && takes_largest(r[i].sampler) && !r[i].reject;
         x->own_ids = x->own_ids || r[i].ids;
         if ((size_t)r[i].n_history > longest) longest = (size_t)r[i].n_history;
-        reject |= r[i].reject != 0;
+        past += (size_t)r[i].n_history + BW24_MAX_DRAFTS;
+        reject = reject || r[i].reject;
     }
-    int64_t width = m->lists[0]->bufs[m->lists[0]->hidden].width, columns = x->list->bufs[x->list->logits].width;
     x->most = judged > n * (OWED_IN_ROUND + 1) ? judged : n * (OWED_IN_ROUND + 1);
     if (x->most > m->max_rows) x->most = m->max_rows;
-    size_t most = (size_t)x->most, wide = logits ? (size_t)judged * (size_t)m->vocab : 0, drafted = (size_t)n * (size_t)columns;
-    if (drafted > wide) wide = drafted;
-    size_t need = most * sizeof *x->rows + 4 * (2 * most * (size_t)width + wide + reject * drafted * BW24_MAX_DRAFTS + most + (size_t)n + longest + 64);
+    size_t need = lay_out(x, NULL, judged, logits, reject, longest, past);
     if (need > m->round_mem_bytes) {
         free(m->round_mem);
         m->round_mem_bytes = 0;
-        if (!(m->round_mem = malloc(need))) return bw_fail(BW24_E_MEMORY, "out of memory for a round of %d rows: %zu bytes", judged, need);
+        if (!(m->round_mem = aligned_alloc(64, (need + 63) & ~(size_t)63)))
+            return bw_fail(BW24_E_MEMORY, "out of memory for a round of %d rows: %zu bytes", judged, need);
         m->round_mem_bytes = need;
     }
-    x->rows = m->round_mem;
-    x->hidden_in = (float *)(x->rows + most);
-    x->hidden = x->hidden_in + most * (size_t)width;
-    x->logits = x->hidden + most * (size_t)width;
-    x->draft_logits = reject ? x->logits + wide : NULL;
-    x->tokens = (int32_t *)(x->logits + wide + reject * drafted * BW24_MAX_DRAFTS);
-    x->of = x->tokens + most;
-    x->history = x->of + n;
+    lay_out(x, m->round_mem, judged, logits, reject, longest, past);
     return 0;
 }
 
@@ -144,9 +176,10 @@ static int pick_draft(work *x, int i, int at, int32_t *token) {
     const float *logits = x->logits + at * columns;
     const int32_t *history = history_of(x, r, r->drafted), *ids = ids_of(x, r);
     if (takes_largest(r->sampler) && !r->reject) { *token = largest(logits, columns, ids); return 0; }
-    if (!r->reject) return bw_sample(logits, (int32_t)columns, ids, x->m->vocab, r->sampler, history, n_history, position, NULL, token, NULL);
+    int32_t n = (int32_t)columns;
+    if (!r->reject) return bw_sample(logits, n, ids, x->m->vocab, r->sampler, history, n_history, position, NULL, token, NULL);
     memcpy(x->draft_logits + (i * BW24_MAX_DRAFTS + r->drafted) * columns, logits, (size_t)columns * sizeof *logits);
-    return bw24_sample_draft(logits, (int32_t)columns, ids, x->m->vocab, r->sampler, history, n_history, position, NULL, token);
+    return bw24_sample_draft(logits, n, ids, x->m->vocab, r->sampler, history, n_history, position, NULL, token);
 }
 
 /* after a step in which request of[j] has row j: its draft, and whether it wants another. The rows that go on move to the front */
@@ -189,7 +222,8 @@ static int begin_request(bw24_round_request *r) {
     if (d->pos + 1 + r->k > d->trunk->model->max_context)
         return bw_fail(BW24_E_CONTEXT, "a round: %lld tokens and %d drafts, the context holds %lld", (long long)d->pos + 1, r->k,
                        (long long)d->trunk->model->max_context);
-    if (!d->pos && r->k && d->seq->source) return bw_fail(BW24_E_ARG, "a round: list %s drafts after the first token only", d->seq->list->role);
+    if (!d->pos && r->k && d->seq->source)
+        return bw_fail(BW24_E_ARG, "a round: list %s drafts after the first token only", d->seq->list->role);
     BW_TRY(bw_drafter_owe(d, r->token, d->last));
     if (r->k) return bw_drafter_pay(d, OWED_IN_ROUND);
     bw_drafter_forget(d);
@@ -219,14 +253,38 @@ static int draft(work *x) {
 }
 
 /* ---- verify, accept, commit */
-static int verify(work *x, bool tokens, float *logits) {
-    int64_t width = x->m->lists[0]->bufs[x->m->lists[0]->hidden].width;
+/* a request's draws of the rows from `at` on; its history with all drafts goes to `past` */
+static int put_picks(work *x, const bw24_round_request *r, int at, int32_t *past) {
+    if (r->n_history) {
+        memcpy(past, r->history, (size_t)r->n_history * sizeof *past);
+        memcpy(past + r->n_history, r->drafts, (size_t)r->drafted * sizeof *past);
+    }
+    for (int j = 0; j <= r->drafted; j++) {
+        bool uses = r->n_history > 0;
+        x->picks[at + j] = (bw24_pick){.params = r->sampler, .history = uses ? past : NULL, .n_history = uses ? r->n_history + j : 0};
+        BW_TRY(bw_check_pick(&x->picks[at + j], x->m->vocab));
+    }
+    return 0;
+}
+
+/* logits: where the host wants them; NULL: tokens, drawn rows or the round's own logits, as the requests allow */
+static int verify(work *x, float *logits) {
+    const bw_list *first = x->m->lists[0];
+    int64_t width = first->bufs[first->hidden].width;
+    int32_t *past = x->past;
     int rows = 0;
     for (int i = 0; i < x->n; i++) {
         bw24_round_request *r = &x->r[i];
+        if (!logits && x->drawn) BW_TRY(put_picks(x, r, rows, past));
+        past += x->drawn ? r->n_history + BW24_MAX_DRAFTS : 0;
         for (int j = 0; j <= r->drafted; j++) x->rows[rows++] = (bw24_row){r->drafter->trunk, j ? r->drafts[j - 1] : r->token, 1};
     }
-    BW_TRY(bw_run_rows(x->m, x->rows, rows, NULL, (bw_outputs){.logits = tokens ? NULL : logits, .tokens = tokens ? x->tokens : NULL, .hidden = x->hidden}));
+    bw_outputs out = {.hidden = x->hidden};
+    if (logits) out.logits = logits;
+    else if (x->greedy) out.tokens = x->tokens;
+    else if (x->drawn) out.drawn = x->drawn, out.picks = x->picks;
+    else out.logits = x->logits;
+    BW_TRY(bw_run_rows(x->m, x->rows, rows, NULL, out));
     for (int i = 0, at = 0; i < x->n; at += x->r[i++].drafted + 1) {
         bw24_drafter *d = x->r[i].drafter;
         d->open = x->r[i].drafted + 1;
@@ -239,14 +297,17 @@ static int verify(work *x, bool tokens, float *logits) {
 static int pick(work *x, int i, int j, int at, int32_t *token) {
     bw24_round_request *r = &x->r[i];
     if (x->greedy) { *token = x->tokens[at]; return 0; }
+    if (x->drawn) { *token = x->drawn[at].token; return 0; }
     int32_t vocab = x->m->vocab, columns = (int32_t)x->list->bufs[x->list->logits].width;
     uint64_t position = (uint64_t)(r->drafter->pos + 1 + j);
     const float *logits = x->logits + (int64_t)at * vocab;
     const int32_t *history = history_of(x, r, j);
     int n_history = r->n_history ? r->n_history + j : 0;
-    if (!r->reject || j == r->drafted) return bw_sample(logits, vocab, NULL, vocab, r->sampler, history, n_history, position, NULL, token, NULL);
+    if (!r->reject || j == r->drafted)
+        return bw_sample(logits, vocab, NULL, vocab, r->sampler, history, n_history, position, NULL, token, NULL);
     const float *from = x->draft_logits + ((int64_t)i * BW24_MAX_DRAFTS + j) * columns;
-    return bw24_sample_reject(logits, vocab, from, columns, ids_of(x, r), r->sampler, history, n_history, position, NULL, r->drafts[j], token);
+    return bw24_sample_reject(logits, vocab, from, columns, ids_of(x, r), r->sampler, history, n_history, position, NULL, r->drafts[j],
+                              token);
 }
 
 /* a coin that falls on its side with probability p, a function of seed and position */
@@ -318,7 +379,7 @@ int bw24_round(bw24_model *m, bw24_round_request *r, int32_t n, bw24_round_times
     BW_TRY(open_round(&x, m, r, n, rows, true));
     int rc = draft(&x);
     t[1] = now();
-    if (!rc) rc = verify(&x, x.greedy, x.logits);
+    if (!rc) rc = verify(&x, NULL);
     t[2] = now();
     if (!rc) rc = accept(&x);
     if (rc) return give_up(r, n, rc);
@@ -347,7 +408,7 @@ int bw24_round_verify(bw24_model *m, bw24_round_request *r, int32_t n, float *lo
     if (!logits) return bw_fail(BW24_E_ARG, "bw24_round_verify: NULL argument");
     BW_TRY(check_round(m, r, n, false, &rows));
     BW_TRY(open_round(&x, m, r, n, rows, false));
-    int rc = verify(&x, false, logits);
+    int rc = verify(&x, logits);
     return rc ? give_up(r, n, rc) : 0;
 }
 

@@ -1,5 +1,5 @@
-/* Going back on the CPU: the FOLD state after some rows of a log, as ref_replay gives it, with vector kernels and all threads. Owns the cutting of the
- * work; the results do not depend on it. */
+/* Going back on the CPU: the FOLD state after some rows of a log, as ref_replay gives it, with vector kernels and all threads. Owns the
+ * cutting of the work; the results do not depend on it. */
 #include <string.h>
 
 #include "state.h"
@@ -32,8 +32,8 @@ static void delta_back(const replay *r, const bw_state *s, const bw_op *op, int 
     const float *from = r->from + at;
     for (int i = 0; i < r->n; i++, from = r->to + at) {
         const float *k = log_row(r, s, i), *v = k + op->i[1] * dk, *decay = v + heads * dv, *beta = decay + heads;
-        cpu_delta(r->isa, from, r->to + at, dk, bw_delta_cols(dv, block), k + bw_delta_key(op, head) * dk, NULL, v + head * dv + block * BW_DELTA_COLS,
-                  decay[head], beta[head], NULL);
+        const float *key = k + bw_delta_key(op, head) * dk, *value = v + head * dv + block * BW_DELTA_COLS;
+        cpu_delta(r->isa, from, r->to + at, dk, bw_delta_cols(dv, block), key, NULL, value, decay[head], beta[head], NULL);
     }
 }
 
