@@ -11,7 +11,7 @@ from typing import Any
 from . import device as devices
 from .arch.common import mtp_block
 from .build import ListBuilder, Params
-from .engine import MAX_ROWS, available_memory, parse_kv
+from .engine import available_memory, parse_kv, step_rows
 from .errors import Bw24Error
 from .gguf import Header, get
 from .sizes import predict
@@ -132,7 +132,7 @@ def needs(header: Header, described: Described, place: Place, kv: str | None = N
     lists = {"trunk": described.builder.text(), **({"mtp": described.mtp.text()} if draft and described.mtp else {})}
     program = resident() + PROGRAM
     for context in contexts or [*(c for c in CONTEXTS if c < own), own]:
-        s = predict(header.tensors.values(), lists, place.backend, formats, context, MAX_ROWS)
+        s = predict(header.tensors.values(), lists, place.backend, formats, context, step_rows(place.backend))
         out.append(Need(context, s.weights, s.work, s.kv, s.state, s.fixed, program, s.device, s.host + program))
     return out
 
