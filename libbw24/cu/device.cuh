@@ -109,5 +109,87 @@ template <int N> __device__ __forceinline__ void quant_groups(const Acts &o, int
     }
 }
 
+/* The same with 8 consecutive columns a lane, four lanes a group: codes as two words, scale, sums of the first half and of the group (exact in every
+ * lane, `low` in the first of the four). Values are within the largest magnitude, so no code needs clamping, and adding 1.5 * 2^23 rounds as rint does. */
+struct Quant8 { uint32_t w0, w1; float d; int low, sum; };
+__device__ __forceinline__ Quant8 quant_eight(const float (&v)[8], int *fault, int op) {
+    uint32_t bits = 0, c[8];
+    float r;
+    Quant8 o;
+#pragma unroll
+    for (int j = 0; j < 8; j++) bits = max(bits, magnitude(v[j]));
+    bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
+    bits = max(bits, __shfl_xor_sync(~0u, bits, 2));
+    if (bits >= 0x7f800000u) { report_fault(fault, op); bits = 0; }
+    bw_q8_scale(bits, &o.d, &r);
+#pragma unroll
+    for (int j = 0; j < 8; j++) c[j] = __float_as_uint(v[j] * r + 12582912.0f);
+    o.w0 = __byte_perm(__byte_perm(c[0], c[1], 0x0040), __byte_perm(c[2], c[3], 0x0040), 0x5410);
+    o.w1 = __byte_perm(__byte_perm(c[4], c[5], 0x0040), __byte_perm(c[6], c[7], 0x0040), 0x5410);
+    o.sum = __dp4a((int)o.w0, 0x01010101, __dp4a((int)o.w1, 0x01010101, 0));
+    o.low = o.sum + __shfl_xor_sync(~0u, o.sum, 1);
+    o.sum = o.low + __shfl_xor_sync(~0u, o.low, 2);
+    return o;
+}
+/* the lane's two words among the eight of its group: 0 4 1 5 2 6 3 7 */
+__device__ __forceinline__ void put_eight(uint8_t *group, int lane, const Quant8 &o) {
+    int j = lane & 3;
+    uint32_t *at = (uint32_t *)group + (j < 2 ? 4 * j : 4 * j - 7);
+    at[0] = o.w0; at[2] = o.w1;
+}
+
+/* NORM of a row of n values (docs/numerics.md section 4) by the first `warps` warps of a block; all of its threads come here. A warp takes segments
+ * warp, warp + warps, ...: in strands (lane, lane + 32, ...) for the sum, then 8 consecutive columns a lane for the values, handed to
+ * put(segment, column of the lane's first value, values, how many of them lie within the row). part: shared memory, one float a segment.
+ * Weights of a warp's first segment are read before the dependency wait. */
+struct NormRow { const float *x, *w; int n, l2; float eps; };
+__device__ __forceinline__ void load_eight(const float *p, int c, int n, bool whole, bool cached, float (&v)[8]) {
+    if (whole) {
+        if (c < n) {
+            const float4 *q = (const float4 *)(p + c);
+            float4 a = cached ? __ldg(q) : __ldcg(q), b = cached ? __ldg(q + 1) : __ldcg(q + 1);
+            v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w; v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        if (c + j < n) v[j] = __ldcg(p + c + j);
+}
+template <class Put> __device__ __forceinline__ void norm_row(const NormRow &a, int warps, float *part, Put put) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, S = (a.n + 255) >> 8;
+    const bool whole = !(a.n & 7), mine = warp < warps && warp < S;
+    float w[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    if (mine && a.w) load_eight(a.w, warp * 256 + lane * 8, a.n, whole, true, w);
+    pdl_wait();
+    if (mine) load_eight(a.x, warp * 256 + lane * 8, a.n, whole, false, v);
+    if (mine)
+        for (int s = warp; s < S; s += warps) {
+            float t[8], p = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 8; j++) t[j] = s * 256 + j * 32 + lane < a.n ? __ldcg(a.x + s * 256 + j * 32 + lane) : 0.0f;
+#pragma unroll
+            for (int j = 0; j < 8; j++) p = fmaf(t[j], t[j], p);
+            p = warp_tree(p);
+            if (!lane) part[s] = p;
+        }
+    __syncthreads();
+    if (!mine) return;
+    float total = 0.0f;
+#pragma unroll 16
+    for (int s = 0; s < S; s++) total = total + part[s];
+    const float r = 1.0f / sqrtf((a.l2 ? total : total / (float)a.n) + a.eps);
+    for (int s = warp; s < S; s += warps) {
+        const int c = s * 256 + lane * 8;
+        if (s != warp) {
+            if (a.w) load_eight(a.w, c, a.n, whole, true, w);
+            load_eight(a.x, c, a.n, whole, false, v);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = c + j >= a.n ? 0.0f : a.w ? (v[j] * r) * w[j] : v[j] * r;
+        put(s, c, v, min(8, a.n - c));
+    }
+}
+
 } // namespace bw
 #endif

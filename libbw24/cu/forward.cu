@@ -152,9 +152,7 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNor
 static void launch_norm(Pass &p, const bw_op *op, int index, const Acts &o, int n) {
     NormArgs a = {buf_of(p, op->buf[1]), dense_of(p, op->w[0]), buf_of(p, op->buf[0]), o, width_of(p, op->buf[0]), op->i[1], (float)op->f[0], p.rows.fault, index};
     int segs = (a.n + 255) / 256;
-    if (segs <= 16) launch(*p.q, k_norm_quant<1>, dim3((unsigned)n), 32 * segs, 0, a);
-    else if (segs <= 32) launch(*p.q, k_norm_quant<2>, dim3((unsigned)n), 512, 0, a);
-    else launch(*p.q, k_norm_quant<4>, dim3((unsigned)n), 512, 0, a);
+    launch(*p.q, k_norm_quant, dim3((unsigned)n), 32 * (segs < 16 ? segs : 16), 0, a);
 }
 
 /* one row: the LINEARs normalise it themselves, if all of them can */

@@ -18,7 +18,7 @@ template <class U, int R, bool GLU, bool STAGED> SmallShape small_shape(const Qu
         g.warps = (segs + rounds - 1) / rounds;
         g.depth = RING_KB * 1024 / (g.warps * U::UNIT);
         if (g.depth < 2) g.depth = 2;
-        if (g.depth > 64) g.depth = 64;
+        if (g.depth > 32) g.depth = 32;
         while (g.depth > 2 && small_shared<U>(R, T, STAGED, g, segs) > (size_t)q.shared_max) g.depth--;
         *bytes = small_shared<U>(R, T, STAGED, g, segs);
         if (*bytes <= (size_t)q.shared_max) break;
@@ -26,21 +26,19 @@ template <class U, int R, bool GLU, bool STAGED> SmallShape small_shape(const Qu
     return g;
 }
 
-template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, const LinearArgs &a) {
+template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, LinearArgs a) {
     constexpr int reducers = R == 8 ? 4 : R == 4 ? 2 : 1;
     size_t bytes = 0;
     SmallShape g = small_shape<U, R, GLU, STAGED>(q, a.segs, &bytes);
-    launch(q, k_linear_small<U, R, GLU, STAGED>, dim3((unsigned)(a.blocks < q.sms ? a.blocks : q.sms)), 32 * (g.warps + reducers), bytes, a, g);
+    const int rest = a.blocks % q.sms; /* tile blocks of a last round: as halves if that is one round */
+    a.whole = !GLU && 2 * rest <= q.sms ? a.blocks - rest : a.blocks;
+    a.items = 2 * a.blocks - a.whole;
+    launch(q, k_linear_small<U, R, GLU, STAGED>, dim3((unsigned)q.sms), 32 * (g.warps + reducers), bytes, a, g);
 }
 
 inline bool acts_fit(int R, int segs) { return (size_t)R * segs * 352 <= (size_t)ACT_KB * 1024; }
 
-/* each warp of a block holds two segments of the row */
-template <class U> bool takes_norm(const Queue &q, int segs) {
-    size_t bytes;
-    if (!acts_fit(1, segs) || segs > 32) return false;
-    return 2 * (small_shape<U, 1, true, true>(q, segs, &bytes).warps + 1) >= segs && 2 * (small_shape<U, 1, false, true>(q, segs, &bytes).warps + 1) >= segs;
-}
+template <class U> bool takes_norm(const Queue &, int segs) { return acts_fit(1, segs) && segs <= 32; }
 
 template <class U, bool GLU, bool MANY> void small_rows(Queue &q, const LinearArgs &a) {
     if (a.rows <= 1 && acts_fit(1, a.segs)) return small_launch<U, 1, GLU, true>(q, a);

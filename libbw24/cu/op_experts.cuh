@@ -32,13 +32,13 @@ template <Form F> struct PairActs {
 /* a unit in registers */
 template <class U> struct UnitRegs {
     typename U::Pack pk[2][U::PACKS][2];
-    typename U::Scale sc[2];
+    typename U::Pair sc[2]; /* of the groups whose results the lane gets */
     __device__ __forceinline__ void load(const uint8_t *w, int lane) {
 #pragma unroll
         for (int i = 0; i < 4 * U::PACKS; i++)
             pk[i / (2 * U::PACKS)][i / 2 % U::PACKS][i & 1] = U::template load_pack<false>(w + i / (2 * U::PACKS) * U::HALF, i / 2 % U::PACKS, i & 1, lane);
-        sc[0] = U::template load_scale<false>(w + 2 * U::HALF, lane >> 2);
-        sc[1] = U::template load_scale<false>(w + 2 * U::HALF, (lane >> 2) + 8);
+        sc[0] = U::fetch(w + 2 * U::HALF, lane >> 2, lane & 3);
+        sc[1] = U::fetch(w + 2 * U::HALF, (lane >> 2) + 8, lane & 3);
     }
     /* p[r]: the segment's sum of row gid + 8 r, equal in its four lanes */
     __device__ __forceinline__ void fold(const PairActs<U::FORM> &x, int lane, float (&p)[2]) const {
@@ -52,13 +52,13 @@ template <class U> struct UnitRegs {
             bool mine = lane >> 2 == j;
             uint32_t b0 = mine ? x.q.x : 0, b1 = mine ? x.q.y : 0;
             if (F == FORM_S2 || F == FORM_S2M) { mma16(c, l0, l1, b0); mma16(ch, h0, h1, b1); }
-            else mma32(c, l0, l1, h0, h1, b0, b1);
+            else mma32<U::UNSIGNED>(c, l0, l1, h0, h1, b0, b1);
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float a[2], b[2], m0[2], m1[2], t[2];
             U::pair(sc[r], lane & 3, a, b);
-            unit_mins<U>(sc[r], lane & 3, m0, m1);
+            unit_mins<U>(sc[r], m0, m1);
 #pragma unroll
             for (int e = 0; e < 2; e++)
                 t[e] = group_value<F>(c[2 * r + e], ch[2 * r + e], a[e], b[e], a[e] * -MAGIC_F, F == FORM_S2M ? x.l[e] : x.a[e], m0[e], m1[e], x.a[e] - x.l[e]);

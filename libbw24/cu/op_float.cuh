@@ -50,7 +50,7 @@ static __global__ void __launch_bounds__(256) k_linear_float(FloatArgs a) {
     if (warp || n0 + lane >= a.p.n) return;
 #pragma unroll
     for (int r = 0; r < 8; r++)
-        if (row0 + r < a.rows) linear_store(a.p, row0 + r, n0 + lane, y[r]);
+        if (row0 + r < a.rows) linear_store(a.p, row0 + r, n0 + lane, y[r], linear_res(a.p, row0 + r, n0 + lane));
 }
 
 /* EMBED of a float matrix */

@@ -52,7 +52,7 @@ static __global__ void __launch_bounds__(256, 2) k_float_few(FloatArgs a) {
         if (t < a.rows * FEW_OUTS)
             for (int s = 0; s < FEW_SEGS && c0 + s * 256 < a.cols; s++) y = y + sh.p[t / FEW_OUTS][t % FEW_OUTS][s];
     }
-    if (t < a.rows * FEW_OUTS && n < a.p.n) linear_store(a.p, t / FEW_OUTS, n, y);
+    if (t < a.rows * FEW_OUTS && n < a.p.n) linear_store(a.p, t / FEW_OUTS, n, y, linear_res(a.p, t / FEW_OUTS, n));
 }
 
 } // namespace bw

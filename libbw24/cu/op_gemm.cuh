@@ -86,10 +86,10 @@ template <class U, int STAGES> struct GemmLoad {
         if (k >= 2 * a.segs) return;
         int row = threadIdx.x & 127, w = threadIdx.x >> 7;
         const uint8_t *raw = sh.raw[(k >> 1) % 3] + (row >> 4) * U::SCALE;
-        typename U::Scale s = U::template load_scale<true>(raw, row & 15);
         float x[2], y[2], m0[2], m1[2];
+        const typename U::Pair s = U::fetch(raw, row & 15, 2 * (k & 1) + w);
         U::pair(s, 2 * (k & 1) + w, x, y);
-        unit_mins<U>(s, 2 * (k & 1) + w, m0, m1);
+        unit_mins<U>(s, m0, m1);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             sh.scale[k & 1][2 * w + e][row] = make_float2(x[e], y[e]);
@@ -135,7 +135,7 @@ template <class U, int STAGES> __device__ __forceinline__ void gemm_stage(const 
                 for (int m = 0; m < 2; m++) {
                     int v[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, vh[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
                     if (F == FORM_S2 || F == FORM_S2M) { mma16(v, l[m][0], l[m][1], b.x); mma16(vh, h[m][0], h[m][1], b.y); }
-                    else mma32(v, l[m][0], l[m][1], h[m][0], h[m][1], b.x, b.y);
+                    else mma32<U::UNSIGNED>(v, l[m][0], l[m][1], h[m][0], h[m][1], b.x, b.y);
                     float *q = p[m][n];
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -198,7 +198,7 @@ template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(Linea
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int out = tile_y * 128 + wm * 32 + m * 16 + (lane >> 2) + 8 * (i >> 1), row = blockIdx.x * 128 + wn * 64 + n * 8 + 2 * (lane & 3) + (i & 1);
-                if (out < part.n && row < a.rows) linear_store(part, row, out, y[m][n][i]);
+                if (out < part.n && row < a.rows) linear_store(part, row, out, y[m][n][i], linear_res(part, row, out));
             }
 }
 

@@ -33,10 +33,12 @@ struct LinearArgs {
     Acts x;
     Acts xo;           /* GLU: the quantised result; xo.q NULL where nobody reads it */
     int n_parts, blocks; /* tile blocks of all parts (GLU: of one) */
+    int whole, items;    /* the first `whole` items are tile blocks, the others halves of the remaining blocks (one tile of 16 outputs) */
     int rows, segs, gelu;
     LinearNorm norm;   /* x NULL: the input is x; else one row */
     int *fault, op;    /* op that a fault of the GLU's quantisation names */
 };
+
 
 /* ---- mbarriers and bulk copies ---- */
 __device__ __forceinline__ uint32_t smem_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
@@ -52,13 +54,17 @@ __device__ __forceinline__ void bulk_copy(void *dst, const void *src, int bytes,
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(smem_at(dst)), "l"(src), "r"(bytes), "r"(smem_at(b)) : "memory");
 }
 
-__device__ __forceinline__ void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+template <bool UNSIGNED = false> __device__ __forceinline__ void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    if (UNSIGNED)
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
 }
 
 /* the group value t from accumulators c (S2, S2M: c and ch), scale a and am = -a * MAGIC_F, second scale or minimum b, sum of codes A (S2M: A0),
@@ -72,99 +78,120 @@ template <Form F> __device__ __forceinline__ float group_value(int c, int ch, fl
 }
 
 /* Activations of one segment for R row slots. The 8 columns of an mma are R rows x G groups: column gid is row gid / G, group
- * gid % G of a set; a register holds zero where the column belongs to another group, so one accumulator gathers G groups.
- * Staged: read from the block's copy in shared memory; else loaded from device memory into registers once per segment. */
+ * gid % G of a set of G; a register holds zero where the column belongs to another group, so one accumulator gathers G groups.
+ * b: the B registers of the segment's 8 groups. Scales and sums of columns 2 tig and 2 tig + 1, by set: read from the block's copy
+ * [segment][set][8 columns] (STAGED), else loaded from device memory into registers with the codes. */
 template <int R, bool STAGED, Form F> struct ActSource {
     static constexpr int G = 8 / R;
-    static constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M;
-    uint2 rq[STAGED ? 1 : R];
-    float rd[STAGED ? 1 : R][2], ra[STAGED ? 1 : R][2], rl[STAGED ? 1 : R][2];
-    const uint8_t *q; /* staged: codes [R][cols + 32] at this lane's row and word; delta and sum [groups][R] */
+    static constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M, LOWS = F == FORM_S2M;
+    uint2 b[8];
+    float2 rd[STAGED ? 1 : R], ra[STAGED || !SUMS ? 1 : R], rl[STAGED || !LOWS ? 1 : R];
     const float *d, *a, *l;
+    __device__ __forceinline__ void put_codes(int s, uint2 q, int gid) {
+#pragma unroll
+        for (int k = 0; k < G; k++) {
+            bool mine = G == 1 || gid % G == k;
+            uint2 &to = b[s * G + k];
+            to = make_uint2(mine ? q.x : 0, mine ? q.y : 0);
+            if (G > 1) asm volatile("" : "+r"(to.x), "+r"(to.y)); /* kept, not selected again for every unit */
+        }
+    }
     __device__ __forceinline__ void from_shared(const uint8_t *codes, const float *delta, const float *sum, const float *low, int cols, int seg, int lane) {
-        int gid = lane >> 2, tig = lane & 3;
-        q = codes + (gid / G) * (cols + 32) + (seg * 8 + gid % G) * 32 + tig * 8;
-        int at = (seg * 8 + 2 * tig % G) * R + 2 * tig / G;
+        int gid = lane >> 2, tig = lane & 3, at = seg * 8 * R + 2 * tig;
+        const uint8_t *q = codes + (gid / G) * (cols + 32) + (seg * 8 + gid % G) * 32 + tig * 8;
+#pragma unroll
+        for (int s = 0; s < R; s++) put_codes(s, *(const uint2 *)(q + s * G * 32), gid);
         d = delta + at; a = sum + at; l = low + at;
+    }
+    __device__ __forceinline__ static float2 two(const float *p, const Acts &x, int seg, int s, int tig) {
+        float v[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int col = 2 * tig + e, g = seg * 8 + s * G + col % G;
+            v[e] = g < x.cols >> 5 ? __ldcg(p + (size_t)g * x.ld + col / G) : 0.0f;
+        }
+        return make_float2(v[0], v[1]);
     }
     __device__ __forceinline__ void from_device(const Acts &x, int seg, int lane) {
         int gid = lane >> 2, tig = lane & 3, groups = x.cols >> 5;
 #pragma unroll
         for (int s = 0; s < R; s++) {
             int g = seg * 8 + s * G + gid % G;
-            rq[s] = g < groups ? __ldcg((const uint2 *)(x.q + (size_t)(gid / G) * x.cols + g * 32 + tig * 8)) : make_uint2(0, 0);
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int col = 2 * tig + e, gc = seg * 8 + s * G + col % G, ok = gc < groups;
-                size_t at = (size_t)gc * x.ld + col / G;
-                rd[s][e] = ok ? __ldcg(x.delta + at) : 0.0f;
-                ra[s][e] = SUMS && ok ? __ldcg(x.sum + at) : 0.0f;
-                rl[s][e] = F == FORM_S2M && ok ? __ldcg(x.low + at) : 0.0f;
-            }
+            put_codes(s, g < groups ? __ldcg((const uint2 *)(x.q + (size_t)(gid / G) * x.cols + g * 32 + tig * 8)) : make_uint2(0, 0), gid);
+            rd[STAGED ? 0 : s] = two(x.delta, x, seg, s, tig);
+            if (SUMS) ra[STAGED ? 0 : s] = two(x.sum, x, seg, s, tig);
+            if (LOWS) rl[STAGED ? 0 : s] = two(x.low, x, seg, s, tig);
         }
     }
-    /* columns 2 tig and 2 tig + 1 are two rows of one group (R = 8) or two groups of one row */
-    static constexpr int STEP = R == 8 ? 1 : R;
-    __device__ __forceinline__ uint2 code(int s) const { return STAGED ? *(const uint2 *)(q + s * G * 32) : rq[s]; }
-    __device__ __forceinline__ float delta(int s, int e) const { return STAGED ? d[s * G * R + e * STEP] : rd[s][e]; }
-    __device__ __forceinline__ float sum(int s, int e) const { return !SUMS ? 0.0f : STAGED ? a[s * G * R + e * STEP] : ra[s][e]; }
-    __device__ __forceinline__ float low(int s, int e) const { return F != FORM_S2M ? 0.0f : STAGED ? l[s * G * R + e * STEP] : rl[s][e]; }
+    __device__ __forceinline__ float2 delta(int s) const { return STAGED ? *(const float2 *)(d + s * 8) : rd[STAGED ? 0 : s]; }
+    __device__ __forceinline__ float2 sum(int s) const { return !SUMS ? make_float2(0, 0) : STAGED ? *(const float2 *)(a + s * 8) : ra[STAGED ? 0 : s]; }
+    __device__ __forceinline__ float2 low(int s) const { return !LOWS ? make_float2(0, 0) : STAGED ? *(const float2 *)(l + s * 8) : rl[STAGED ? 0 : s]; }
 };
 
-/* p of one unit in shared memory: R = 8: columns 2 tig and 2 tig + 1; else one value of row slot 2 tig / G, equal in the lanes that share it */
-template <class U, int R, bool STAGED> __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, STAGED, U::FORM> &x, int lane, float (*p)[2]) {
+/* scales of the groups of an mma's columns 2 tig and 2 tig + 1 for one row of the unit */
+struct RowScales { float a[2], b[2], m0[2], m1[2]; };
+
+/* p of one unit in shared memory: R = 8: columns 2 tig and 2 tig + 1; R = 4: row slot tig; R = 2: row slot tig / 2 in odd lanes; R = 1: in lanes of tig 3 */
+/* read() is called by the whole warp once the unit is not read again */
+template <class U, int R, bool STAGED, class Read>
+__device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, STAGED, U::FORM> &x, int lane, float (*p)[2], Read read) {
     constexpr int G = 8 / R;
     constexpr Form F = U::FORM;
     const int gid = lane >> 2, tig = lane & 3;
-    typename U::Scale sc[2];
-    sc[0] = U::template load_scale<true>(w + 2 * U::HALF, gid);
-    sc[1] = U::template load_scale<true>(w + 2 * U::HALF, gid + 8);
+    const uint8_t *scales = w + 2 * U::HALF;
     p[0][0] = p[0][1] = p[1][0] = p[1][1] = 0.0f;
-    typename U::Pack pk0, pk1;
+    constexpr bool EARLY = R == 1; /* all of the unit fits in registers */
+    typename U::Pack pk[2][2 * U::PACKS];
+    typename U::Pair raw[2];
+    RowScales sc[2];
+    if (EARLY) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int i = 0; i < 2 * U::PACKS; i++) pk[r][i] = U::template load_pack<true>(w + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
+            raw[r] = U::fetch(scales, gid + 8 * r, tig);
+        }
+        read();
+    }
 #pragma unroll
     for (int s = 0; s < R; s++) {
         int c[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, ch[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-        uint2 q = x.code(s);
 #pragma unroll
         for (int k = 0; k < G; k++) {
             const int j = s * G + k, e = (j & 3) % U::GP;
-            if (!e) {
-                pk0 = U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, 0, lane);
-                pk1 = U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, 1, lane);
-            }
+            if (!e && !EARLY)
+#pragma unroll
+                for (int r = 0; r < 2; r++) pk[r][j / U::GP] = U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, r, lane);
             uint32_t l0, h0, l1, h1;
-            U::unpack(pk0, e, l0, h0);
-            U::unpack(pk1, e, l1, h1);
-            bool mine = G == 1 || gid % G == k;
-            uint32_t b0 = mine ? q.x : 0, b1 = mine ? q.y : 0;
-            if (F == FORM_S2 || F == FORM_S2M) { mma16(c, l0, l1, b0); mma16(ch, h0, h1, b1); }
-            else mma32(c, l0, l1, h0, h1, b0, b1);
+            U::unpack(pk[0][j / U::GP], e, l0, h0);
+            U::unpack(pk[1][j / U::GP], e, l1, h1);
+            if (F == FORM_S2 || F == FORM_S2M) { mma16(c, l0, l1, x.b[j].x); mma16(ch, h0, h1, x.b[j].y); }
+            else mma32<U::UNSIGNED>(c, l0, l1, h0, h1, x.b[j].x, x.b[j].y);
         }
-        float d0 = x.delta(s, 0), d1 = x.delta(s, 1), a0 = x.sum(s, 0), a1 = x.sum(s, 1);
+        const float2 d = x.delta(s), a = x.sum(s), z = x.low(s);
+        if (R < 8 || !(s & 1))
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int at = R == 8 ? s >> 1 : R == 4 ? s : R == 2 ? 2 * s + (tig & 1) : tig;
+                if (!EARLY) raw[r] = U::fetch(scales, gid + 8 * r, at);
+                U::pair(raw[r], at, sc[r].a, sc[r].b);
+                unit_mins<U>(raw[r], sc[r].m0, sc[r].m1);
+            }
+        if (!EARLY && s == R - 1) read();
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float a[2], b[2], m0[2], m1[2];
-            const int w = R == 8 ? s >> 1 : R == 4 ? s : R == 2 ? 2 * s + (tig & 1) : tig;
-            U::pair(sc[r], w, a, b);
-            unit_mins<U>(sc[r], w, m0, m1);
-            if (R == 8) { a[0] = a[1] = a[s & 1]; b[0] = b[1] = b[s & 1]; m0[0] = m0[1] = m0[s & 1]; m1[0] = m1[1] = m1[s & 1]; }
-            float t0, t1;
-            if (F == FORM_S2M) {
-                float z0 = x.low(s, 0), z1 = x.low(s, 1);
-                t0 = group_value<F>(c[2 * r], ch[2 * r], a[0], b[0], a[0] * -MAGIC_F, z0, m0[0], m1[0], a0 - z0);
-                t1 = group_value<F>(c[2 * r + 1], ch[2 * r + 1], a[1], b[1], a[1] * -MAGIC_F, z1, m0[1], m1[1], a1 - z1);
-            } else {
-                t0 = group_value<F>(c[2 * r], ch[2 * r], a[0], b[0], a[0] * -MAGIC_F, a0);
-                t1 = group_value<F>(c[2 * r + 1], ch[2 * r + 1], a[1], b[1], a[1] * -MAGIC_F, a1);
-            }
+            const int e0 = R == 8 ? s & 1 : 0, e1 = R == 8 ? s & 1 : 1;
+            const RowScales &q = sc[r];
+            float t0 = group_value<F>(c[2 * r], ch[2 * r], q.a[e0], q.b[e0], q.a[e0] * -MAGIC_F, F == FORM_S2M ? z.x : a.x, q.m0[e0], q.m1[e0], a.x - z.x);
+            float t1 = group_value<F>(c[2 * r + 1], ch[2 * r + 1], q.a[e1], q.b[e1], q.a[e1] * -MAGIC_F, F == FORM_S2M ? z.y : a.y, q.m0[e1], q.m1[e1], a.y - z.y);
             if constexpr (R == 8) {
-                p[r][0] = fmaf(d0, t0, p[r][0]);
-                p[r][1] = fmaf(d1, t1, p[r][1]);
+                p[r][0] = fmaf(d.x, t0, p[r][0]);
+                p[r][1] = fmaf(d.y, t1, p[r][1]);
             } else {
 #pragma unroll
                 for (int st = 0; st < G / 2; st++) {
-                    float v = fmaf(d1, t1, fmaf(d0, t0, p[r][0]));
-                    p[r][0] = G > 2 ? __shfl_sync(~0u, v, (lane & ~(G / 2 - 1)) | st) : v;
+                    p[r][0] = fmaf(d.y, t1, fmaf(d.x, t0, p[r][0]));
+                    if (G > 2 && (st < G / 2 - 1 || s < R - 1)) p[r][0] = __shfl_sync(~0u, p[r][0], st, G / 2);
                 }
             }
         }
@@ -181,85 +208,52 @@ template <int R> __device__ __forceinline__ void unit_store(float *ps, int lane,
         float *at = ps + gid + 8 * r;
         if (R == 8) { at[2 * tig * P] = p[r][0]; at[(2 * tig + 1) * P] = p[r][1]; }
         else if (R == 4) at[tig * P] = p[r][0];
-        else if (R == 2) { if (!(tig & 1)) at[(tig >> 1) * P] = p[r][0]; }
-        else if (!tig) *at = p[r][0];
+        else if (R == 2) { if (tig & 1) at[(tig >> 1) * P] = p[r][0]; }
+        else if (tig == 3) *at = p[r][0];
     }
 }
 
-/* row 0 of the staged activations from a NORM; sq: scratch of one float a segment. op_rows.cuh has the same for many rows. */
-__device__ __forceinline__ void stage_norm(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low, float *sq) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, n = a.x.cols;
-    constexpr int HOLD = 2; /* segments a warp keeps in registers (32 at most, 17 warps) */
-    float w[8], v[HOLD][8]; /* weights of the first: they come while the block waits */
-#pragma unroll
-    for (int j = 0; j < 8; j++) w[j] = a.norm.w ? __ldg(a.norm.w + min(warp * 256 + j * 32 + lane, n - 1)) : 1.0f;
-    pdl_wait();
-#pragma unroll
-    for (int i = 0; i < HOLD; i++) {
-        float p = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            int c = (warp + i * warps) * 256 + j * 32 + lane;
-            float x = __ldcg(a.norm.x + min(c, n - 1));
-            v[i][j] = c < n ? x : 0.0f;
-        }
-#pragma unroll
-        for (int j = 0; j < 8; j++) p = fmaf(v[i][j], v[i][j], p);
-        p = warp_tree(p);
-        if (!lane && warp + i * warps < a.segs) sq[warp + i * warps] = p;
-    }
-    __syncthreads();
-    float total = 0.0f;
-#pragma unroll 8
-    for (int s = 0; s < a.segs; s++) total = total + sq[s];
-    const float r = 1.0f / sqrtf((a.norm.l2 ? total : total / (float)n) + a.norm.eps);
-#pragma unroll
-    for (int i = 0; i < HOLD; i++) {
-        int seg = warp + i * warps, half = 0, all = 0;
-        if (seg >= a.segs) continue;
-        float d, rec;
-        if (i && a.norm.w)
-#pragma unroll
-            for (int j = 0; j < 8; j++) w[j] = __ldg(a.norm.w + min(seg * 256 + j * 32 + lane, n - 1));
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            int c = seg * 256 + j * 32 + lane;
-            v[i][j] = a.norm.w ? (v[i][j] * r) * w[j] : v[i][j] * r;
-            if (!blockIdx.x && c < n) a.norm.y[c] = v[i][j];
-        }
-        quant_scales<8>(v[i], lane, &d, &rec, a.fault, a.norm.op);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            int h, s, q = quant_code(v[i][j], j, rec, lane, &h, &s);
-            if (lane == j) { half = h; all = s; }
-            codes[(seg * 8 + j) * 32 + code_place(lane)] = (uint8_t)(int8_t)q;
-        }
-        if (lane < 8 && (seg * 8 + lane) * 32 < n) { delta[seg * 8 + lane] = d; sum[seg * 8 + lane] = (float)all; low[seg * 8 + lane] = (float)half; }
-    }
-    for (int g = n / 32 + threadIdx.x; g < a.segs * 8; g += blockDim.x) delta[g] = sum[g] = low[g] = 0.0f;
+/* row 0 of the staged activations from a NORM by the first warps; sq: scratch of one float a segment */
+__device__ __forceinline__ void stage_norm(const LinearArgs &a, int warps, uint8_t *codes, float *delta, float *sum, float *low, float *sq) {
+    const int lane = threadIdx.x & 31, n = a.x.cols;
+    norm_row({a.norm.x, a.norm.w, n, a.norm.l2, a.norm.eps}, warps, sq, [&](int seg, int c, const float (&v)[8], int) {
+        Quant8 q = quant_eight(v, a.fault, a.norm.op);
+        int g = seg * 8 + (lane >> 2);
+        put_eight(codes + g * 32, lane, q);
+        if (!(lane & 3)) { delta[g] = q.d; sum[g] = (float)q.sum; low[g] = (float)q.low; }
+        if (blockIdx.x || c >= n) return;
+        *(float4 *)(a.norm.y + c) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4 *)(a.norm.y + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    });
 }
 
 /* R rows of activations into shared memory */
 template <int R, Form F> __device__ __forceinline__ void stage_acts(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low) {
+    constexpr int G = 8 / R;
     const int cols = a.x.cols, chunks = cols / 16, pitch = a.segs * 256 + 32;
-    for (int i = threadIdx.x; i < R * chunks; i += blockDim.x)
-        *(uint4 *)(codes + i / chunks * pitch + i % chunks * 16) = __ldcg((const uint4 *)(a.x.q + (size_t)(i / chunks) * cols) + i % chunks);
+    for (int r = 0; r < R; r++)
+        for (int i = threadIdx.x; i < chunks; i += blockDim.x) cp16(codes + r * pitch + i * 16, a.x.q + (size_t)r * cols + i * 16);
+    asm volatile("cp.async.commit_group;");
+#pragma unroll 2
     for (int i = threadIdx.x; i < a.segs * 8 * R; i += blockDim.x) {
-        int gr = i / R, ok = gr < cols / 32;
-        size_t at = (size_t)gr * a.x.ld + i % R;
-        delta[i] = ok ? __ldcg(a.x.delta + at) : 0.0f;
-        if (F == FORM_S1M || F == FORM_S2M) sum[i] = ok ? __ldcg(a.x.sum + at) : 0.0f;
-        if (F == FORM_S2M) low[i] = ok ? __ldcg(a.x.low + at) : 0.0f;
+        int col = i & 7, g = (i / (8 * R)) * 8 + (i >> 3) % R * G + col % G, ok = g < cols / 32;
+        size_t at = (size_t)g * a.x.ld + col / G;
+        float d = ok ? __ldcg(a.x.delta + at) : 0.0f, m = (F == FORM_S1M || F == FORM_S2M) && ok ? __ldcg(a.x.sum + at) : 0.0f;
+        float z = F == FORM_S2M && ok ? __ldcg(a.x.low + at) : 0.0f;
+        delta[i] = d;
+        if (F == FORM_S1M || F == FORM_S2M) sum[i] = m;
+        if (F == FORM_S2M) low[i] = z;
     }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
 struct SmallShape {
     int warps; /* consumer warps = segments in flight */
-    int depth; /* units of a warp's ring */
+    int depth; /* units of a warp's ring, at most 32 */
 };
 
 /* most threads of a block; unstaged activations need more registers a thread */
-template <class U, int R, bool STAGED> __host__ __device__ constexpr int small_threads() { return R == 1 ? 544 : STAGED ? 640 : U::FORM == FORM_S2M ? 384 : 512; }
+template <class U, int R, bool STAGED> __host__ __device__ constexpr int small_threads() { return R < 8 ? 576 : STAGED ? 640 : U::FORM == FORM_S2M ? 384 : 512; }
 
 /* the part that tile block tb belongs to; tb becomes its number within the part */
 __device__ __forceinline__ int part_of(const LinearArgs &a, int &tb) {
@@ -268,87 +262,135 @@ __device__ __forceinline__ int part_of(const LinearArgs &a, int &tb) {
     return p;
 }
 
-/* what a reducer does with the finished result of (row slot col, output n) */
-__device__ __forceinline__ void linear_store(const LinearPart &p, int col, int n, float v) {
+/* what a reducer does with the finished result of (row slot col, output n); res: what it is added to, where there is such */
+__device__ __forceinline__ void linear_store(const LinearPart &p, int col, int n, float v, float res) {
     v = v * p.scale;
     if (p.bias) v = v + __ldg(p.bias + n);
-    size_t at = (size_t)col * p.n + n;
-    if (p.res) v = __ldcg(p.res + at) + v;
-    p.y[at] = v;
+    if (p.res) v = res + v;
+    p.y[(size_t)col * p.n + n] = v;
 }
+__device__ __forceinline__ float linear_res(const LinearPart &p, int col, int n) { return p.res ? __ldcg(p.res + (size_t)col * p.n + n) : 0.0f; }
 __device__ __forceinline__ float linear_scaled(const LinearPart &p, int n, float v) {
     v = v * p.scale;
     return p.bias && n < p.n ? v + __ldg(p.bias + n) : v;
 }
 
-/* R row slots (rows <= R), T tiles of 16 outputs a tile block: 2 of one part; GLU: 2 of gate, 2 of up. Persistent over tile blocks.
- * Threads: consumer warp w takes segments w, w + W, ... of the T tiles through its own ring of bulk copies, which is filled before the
- * dependency wait and never drains between tile blocks; reducer warps add the p's, handed over in shared memory, segments ascending.
- * Traffic: every weight byte once; activations once a block (STAGED) or once a segment and tile block. */
-template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds__(small_threads<U, R, STAGED>(), R == 1 ? 2 : 1) k_linear_small(LinearArgs a, SmallShape g) {
+/* The units that consumer warp `warp` asks for, in the order in which it folds them: items of the block, segments warp, warp + W, ..., tiles.
+ * One lane calls next(). */
+template <class U, bool GLU> struct UnitQueue {
+    const LinearArgs &a;
+    const uint8_t *src;
+    int item, seg, t, tiles, warp, W; /* t of `tiles` units of this item and segment */
+    __device__ __forceinline__ size_t row_stride() const { return (size_t)a.segs * U::UNIT; } /* from a tile to the next */
+    __device__ __forceinline__ void locate() {
+        if (item >= a.items) return;
+        int half = item - a.whole, tb = half < 0 ? item : a.whole + (half >> 1), first = half < 0 ? 0 : half & 1;
+        tiles = GLU ? 4 : half < 0 ? 2 : 1;
+        int p = GLU ? 0 : part_of(a, tb);
+        src = a.part[p].w + ((size_t)(tb * 2 + first) * a.segs + seg) * U::UNIT;
+    }
+    __device__ __forceinline__ void start() { item = blockIdx.x; seg = warp; t = 0; locate(); }
+    __device__ __forceinline__ void next(uint8_t *slot, uint64_t *bar) {
+        if (item >= a.items) return;
+        bar_expect(bar, U::UNIT);
+        bulk_copy(slot, src, U::UNIT, bar);
+        if (++t < tiles) {
+            src += row_stride();
+            if (GLU && t == 2) src += (a.part[1].w - a.part[0].w) - 2 * row_stride();
+            return;
+        }
+        t = 0;
+        seg += W;
+        if (seg < a.segs) {
+            src += W * U::UNIT - (tiles > 1 ? row_stride() : 0);
+            if (GLU) src -= a.part[1].w - a.part[0].w;
+            return;
+        }
+        seg = warp;
+        item += gridDim.x;
+        locate();
+    }
+};
+
+/* R row slots (rows <= R), T tiles of 16 outputs a tile block: 2 of one part; GLU: 2 of gate, 2 of up. Persistent over items.
+ * Threads: consumer warp w takes segments w, w + W, ... of the tiles through its own ring of bulk copies, which is filled before the
+ * dependency wait and never drains between items; reducer warps add the p's, handed over in shared memory, segments ascending.
+ * Traffic: every weight byte once; activations once a block (STAGED) or once a segment and item. */
+template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds__(small_threads<U, R, STAGED>(), 1) k_linear_small(LinearArgs a, SmallShape g) {
     constexpr int T = GLU ? 4 : 2, RW = R == 8 ? 4 : R == 4 ? 2 : 1, ITEMS = T / 2 * R / RW, PU = PartLayout<R>::UNIT, BUFS = 2;
     extern __shared__ __align__(128) uint8_t sm[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth, S = a.segs, rounds = (S + W - 1) / W;
-    uint8_t *ring = sm;
-    float *parts = (float *)(ring + (size_t)W * D * U::UNIT); /* [BUFS][T][W][PU] */
-    uint64_t *bars = (uint64_t *)(parts + BUFS * T * W * PU);  /* full[W][D], handed[BUFS], freed[BUFS] */
+    float *parts = (float *)(sm + (size_t)W * D * U::UNIT);   /* [BUFS][T][W][PU] */
+    uint64_t *bars = (uint64_t *)(parts + BUFS * T * W * PU); /* full[W][D], handed[BUFS], freed[BUFS] */
     uint64_t *handed = bars + W * D, *freed = handed + BUFS;
     uint8_t *codes = (uint8_t *)(freed + BUFS) + ((W * D & 1) ? 8 : 0);
     float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + S * 8 * R, *low = sum + S * 8 * R;
-    int ptb = blockIdx.x, pseg = warp, pt = 0; /* the next unit to request */
-    auto request = [&](int slot) {
-        if (ptb >= a.blocks) return;
-        int tb = ptb, p = GLU ? pt >> 1 : part_of(a, tb);
-        const uint8_t *unit = a.part[p].w + ((size_t)(tb * 2 + (pt & 1)) * S + pseg) * U::UNIT;
-        uint64_t *b = bars + warp * D + slot;
-        bar_expect(b, U::UNIT);
-        bulk_copy(ring + (size_t)(warp * D + slot) * U::UNIT, unit, U::UNIT, b);
-        if (++pt == T) { pt = 0; pseg += W; if (pseg >= S) { pseg = warp; ptb += gridDim.x; } }
-    };
-    if (warp < W && warp < S && !lane) {
-        for (int i = 0; i < D; i++) bar_init(bars + warp * D + i, 1);
+    uint8_t *ring = sm + (size_t)warp * D * U::UNIT; /* of a consumer warp */
+    uint64_t *full = bars + warp * D;
+    UnitQueue<U, GLU> queue = {a, NULL, 0, 0, 0, 0, warp, W};
+    if (warp < W) {
+        if (lane < D) bar_init(full + lane, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        for (int i = 0; i < D; i++) request(i);
+        __syncwarp();
+        if (!lane) {
+            queue.start();
+            for (int i = 0; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i);
+        }
+    } else if (threadIdx.x - W * 32 < BUFS) {
+        int i = threadIdx.x - W * 32;
+        bar_init(handed + i, W);
+        bar_init(freed + i, RW);
     }
-    if (threadIdx.x < BUFS) { bar_init(handed + threadIdx.x, W); bar_init(freed + threadIdx.x, RW); }
     pdl_trigger();
     const bool norm = R == 1 && STAGED && a.norm.x;
-    if (norm) stage_norm(a, codes, delta, sum, low, parts);
+    if (norm) stage_norm(a, W, codes, delta, sum, low, parts);
     else pdl_wait();
     if (STAGED && !norm) stage_acts<R, U::FORM>(a, codes, delta, sum, low);
     __syncthreads();
     int buf = 0, phase = 0;
     if (warp < W) {
         int slot = 0, ring_phase = 0;
-        for (int tb = blockIdx.x; tb < a.blocks; tb += gridDim.x)
+        for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
+            const int tiles = GLU ? 4 : item < a.whole ? 2 : 1;
             for (int seg = warp, r = 0; r < rounds; r++, seg += W) {
                 bar_wait(freed + buf, phase ^ 1); /* also without a segment: a warp may not run a round ahead */
                 if (seg < S) {
                     ActSource<R, STAGED, U::FORM> x;
                     if (STAGED) x.from_shared(codes, delta, sum, low, S * 256, seg, lane);
                     else x.from_device(a.x, seg, lane);
+                    float *to = parts + ((size_t)buf * T * W + warp) * PU;
 #pragma unroll 1
-                    for (int t = 0; t < T; t++) {
+                    for (int t = 0; t < tiles; t++) {
                         float p[2][2];
-                        bar_wait(bars + warp * D + slot, ring_phase);
-                        unit_fold<U, R, STAGED>(ring + (size_t)(warp * D + slot) * U::UNIT, x, lane, p);
-                        __syncwarp();
-                        if (!lane) request(slot);
+                        bar_wait(full + slot, ring_phase);
+                        unit_fold<U, R, STAGED>(ring + slot * U::UNIT, x, lane, p, [&]() {
+                            __syncwarp();
+                            if (!lane) queue.next(ring + slot * U::UNIT, full + slot);
+                        });
                         if (++slot == D) { slot = 0; ring_phase ^= 1; }
-                        unit_store<R>(parts + ((size_t)(buf * T + t) * W + warp) * PU, lane, p);
+                        unit_store<R>(to, lane, p);
+                        to += W * PU;
                     }
                 }
                 __syncwarp();
                 if (!lane) bar_arrive(handed + buf);
                 if (++buf == BUFS) { buf = 0; phase ^= 1; }
             }
+        }
         return;
     }
     const int rw = warp - W;
-    for (int tb0 = blockIdx.x; tb0 < a.blocks; tb0 += gridDim.x) {
-        float y[ITEMS];
+    for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
+        constexpr int OUT = GLU ? ITEMS / 2 : ITEMS;
+        const int half = item - a.whole; /* of half an item the lanes of the second tile hold nothing */
+        int tb = half < 0 ? item : a.whole + (half >> 1), part = GLU ? 0 : part_of(a, tb), n = tb * 32 + lane + (half < 0 ? 0 : (half & 1) * 16);
+        const LinearPart &p = a.part[part];
+        if (half >= 0 && lane > 15) n = p.n;
+        float y[ITEMS], res[OUT]; /* res: read while the consumers work */
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) y[i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < OUT; i++) res[i] = !GLU && (rw + i * RW) % R < a.rows && n < p.n ? linear_res(p, (rw + i * RW) % R, n) : 0.0f;
         for (int r = 0; r < rounds; r++) {
             int count = min(W, S - r * W);
             bar_wait(handed + buf, phase);
@@ -363,14 +405,11 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
             if (!lane) bar_arrive(freed + buf);
             if (++buf == BUFS) { buf = 0; phase ^= 1; }
         }
-        constexpr int OUT = GLU ? ITEMS / 2 : ITEMS;
-        int tb = tb0, part = GLU ? 0 : part_of(a, tb), n = tb * 32 + lane;
-        const LinearPart &p = a.part[part];
 #pragma unroll
         for (int i = 0; i < OUT; i++) {
             int col = (rw + i * RW) % R;
             if (col >= a.rows) continue;
-            if (!GLU) { if (n < p.n) linear_store(p, col, n, y[i]); continue; }
+            if (!GLU) { if (n < p.n) linear_store(p, col, n, y[i], res[i]); continue; }
             float gate = linear_scaled(a.part[0], n, y[i]), v = (a.gelu ? bw_gelu(gate) : bw_silu(gate)) * linear_scaled(a.part[1], n, y[i + OUT]);
             if (n < p.n) p.y[(size_t)col * p.n + n] = v;
             if (a.xo.q) quant_group(a.xo, col, n >> 5, lane, v, a.fault, a.op);

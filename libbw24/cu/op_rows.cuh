@@ -19,53 +19,27 @@ struct NormArgs {
     int *fault, op;
 };
 
-/* One block a row; a warp takes segments of 256 columns, lane l columns l, l + 32, ..., so a register index is a quantisation group.
- * SEGS: most segments a warp may hold; the row is read once. */
-template <int SEGS> __global__ void __launch_bounds__(512) k_norm_quant(NormArgs a) {
-    __shared__ float part[128];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, S = (a.n + 255) / 256, row = blockIdx.x;
-    const float *x = a.x + (size_t)row * a.n;
-    float v[SEGS][8], w[SEGS > 2 ? 1 : SEGS][8]; /* up to 2: read before the wait */
-#pragma unroll
-    for (int i = 0; i < SEGS; i++)
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            int c = (warp + i * warps) * 256 + j * 32 + lane;
-            if (SEGS <= 2) w[SEGS > 2 ? 0 : i][j] = a.w && c < a.n ? __ldg(a.w + c) : 1.0f;
-        }
+/* One block a row; at most 64 segments */
+static __global__ void __launch_bounds__(512) k_norm_quant(NormArgs a) {
+    __shared__ float part[64];
+    const int lane = threadIdx.x & 31, row = blockIdx.x;
     pdl_trigger();
-    pdl_wait();
-#pragma unroll
-    for (int i = 0; i < SEGS; i++) {
-        float p = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            int c = (warp + i * warps) * 256 + j * 32 + lane;
-            v[i][j] = c < a.n ? __ldcg(x + c) : 0.0f;
-        }
-#pragma unroll
-        for (int j = 0; j < 8; j++) p = fmaf(v[i][j], v[i][j], p);
-        p = warp_tree(p);
-        if (!lane && warp + i * warps < S) part[warp + i * warps] = p;
-    }
-    __syncthreads();
-    float total = 0.0f;
-#pragma unroll 8
-    for (int s = 0; s < S; s++) total = total + part[s];
-    float r = 1.0f / sqrtf((a.l2 ? total : total / (float)a.n) + a.eps);
-#pragma unroll
-    for (int i = 0; i < SEGS; i++) {
-        int seg = warp + i * warps;
-        if (seg >= S) continue;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            int c = seg * 256 + j * 32 + lane;
-            float wc = SEGS <= 2 ? w[SEGS > 2 ? 0 : i][j] : a.w && c < a.n ? __ldg(a.w + c) : 1.0f;
-            v[i][j] = a.w ? (v[i][j] * r) * wc : v[i][j] * r;
-            if (a.y && c < a.n) a.y[(size_t)row * a.n + c] = v[i][j];
-        }
-        if (a.o.q) quant_groups<8>(a.o, row, seg * 8, lane, v[i], a.fault, a.op);
-    }
+    norm_row({a.x + (size_t)row * a.n, a.w, a.n, a.l2, a.eps}, blockDim.x >> 5, part, [&](int seg, int c, const float (&v)[8], int count) {
+        float *y = a.y + (size_t)row * a.n + c;
+        if (a.y && count == 8 && !(a.n & 7)) {
+            *(float4 *)y = make_float4(v[0], v[1], v[2], v[3]);
+            *(float4 *)(y + 4) = make_float4(v[4], v[5], v[6], v[7]);
+        } else if (a.y)
+            for (int j = 0; j < count; j++) y[j] = v[j];
+        if (!a.o.q) return;
+        Quant8 q = quant_eight(v, a.fault, a.op);
+        if (count <= 0) return;
+        int g = seg * 8 + (lane >> 2);
+        put_eight((uint8_t *)a.o.q + (size_t)row * a.o.cols + g * 32, lane, q);
+        if (lane & 3) return;
+        size_t at = (size_t)g * a.o.ld + row;
+        a.o.delta[at] = q.d; a.o.sum[at] = (float)q.sum; a.o.low[at] = (float)q.low;
+    });
 }
 
 /* quantise [rows][n]; GLU: of act(x) * up, which is written to y as well. One warp a group of 32; n need not be a multiple of it for GLU without o. */

@@ -25,13 +25,21 @@ template <> struct Packer<U_Q4_0> {
     }
 };
 template <> struct Packer<U_Q4_K> {
-    static __device__ uint32_t word(const uint8_t *seg, int g, int tig) {
-        const uint8_t *q = seg + 16 + 32 * (g >> 1) + 4 * tig;
-        int shift = 4 * (g & 1);
-        return join_nibbles(load_bytes(q) >> shift, load_bytes(q + 16) >> shift);
+    static __device__ uint32_t word(const uint8_t *seg, int g, int tig) { return load_bytes(seg + 16 + 32 * (g >> 1) + 4 * tig + 16 * (g & 1)); }
+    /* kind 0: scale, 1: minimum of group g, 6 bits */
+    static __device__ uint32_t six(const uint8_t *head, int g, int kind) {
+        const uint8_t *p = head + 4;
+        return g < 4 ? p[g + 4 * kind] & 63 : ((p[g + 4] >> 4 * kind) & 15) | (p[g - 4 + 4 * kind] >> 6) << 4;
     }
     static __device__ void scales(const uint8_t *seg, int, uint8_t *unit, int row) {
-        for (int i = 0; i < 16; i++) unit[2 * U_Q4_K::HALF + row * 16 + i] = seg[i];
+        uint8_t *s = unit + 2 * U_Q4_K::HALF + row * 8, *low = s + 128;
+        for (int i = 0; i < 4; i++) {
+            s[i] = seg[i];
+            uint32_t high = 0;
+            for (int w = 0; w < 4; w++) high |= (six(seg, 2 * w + (i & 1), i >> 1) >> 4) << (2 * w);
+            s[4 + i] = (uint8_t)high;
+        }
+        for (int g = 0; g < 8; g++) low[g] = (uint8_t)((six(seg, g, 0) & 15) | (six(seg, g, 1) & 15) << 4);
     }
 };
 template <> struct Packer<U_NVFP4> {
@@ -129,17 +137,19 @@ template <class U> __global__ void __launch_bounds__(256) k_embed(EmbedArgs a, S
         if (seg * 256 + g * 32 >= a.cols) continue;
         const uint8_t *u = units + (size_t)seg * U::UNIT;
         typename U::Pack p = U::template load_pack<true>(u + (g >> 2) * U::HALF, c / U::GP, r, lane0 + tig);
-        typename U::Scale sc = U::template load_scale<true>(u + 2 * U::HALF, row);
         float x[2], z[2], m0[2], m1[2];
-        U::pair(sc, g >> 1, x, z);
-        unit_mins<U>(sc, g >> 1, m0, m1);
+        const typename U::Pair scales = U::fetch(u + 2 * U::HALF, row, g >> 1);
+        U::pair(scales, g >> 1, x, z);
+        if constexpr (U::UNSIGNED) U::sign_zeros(u + 2 * U::HALF, row, x, z);
+        unit_mins<U>(scales, m0, m1);
         uint32_t lo, hi;
         U::unpack(p, c % U::GP, lo, hi);
         const int e = g & 1;
         const float s0 = x[e], s1 = U::FORM == FORM_S2 || U::FORM == FORM_S2M ? z[e] : x[e];
         const float a0 = U::FORM == FORM_S1M ? z[e] : m0[e], a1 = U::FORM == FORM_S1M ? z[e] : m1[e];
         for (int b = 0; b < 4; b++) {
-            float v0 = s0 * (float)(int8_t)(lo >> (8 * b)), v1 = s1 * (float)(int8_t)(hi >> (8 * b));
+            uint32_t c0 = lo >> (8 * b) & 255, c1 = hi >> (8 * b) & 255;
+            float v0 = s0 * (U::UNSIGNED ? (float)c0 : (float)(int8_t)c0), v1 = s1 * (U::UNSIGNED ? (float)c1 : (float)(int8_t)c1);
             if (a.type && (U::FORM == FORM_S1M || U::FORM == FORM_S2M)) { v0 = v0 + a0; v1 = v1 + a1; }
             y[col + b] = v0 * a.c;
             y[col + 16 + b] = v1 * a.c;

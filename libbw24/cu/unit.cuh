@@ -7,9 +7,10 @@
  * lane is both coalesced from device memory and free of bank conflicts from shared memory, and no transposition exists.
  * A matrix is units [row / 16][column / 256].
  *
- * A type gives: FORM, GP (groups a pack), PACKS (packs a half and r), HALF and SCALE (bytes), load_pack, unpack -> two words of
- * int8 codes, load_scale, pair -> the scales of groups 2w and 2w + 1 (a; b: second scale, or the minimum of S1M; S2M: mins -> the two
- * minima). Codes may come multiplied by a power of two that the scale takes back, exactly.
+ * A type gives: FORM, UNSIGNED (codes are 0 .. 255, not int8), GP (groups a pack), PACKS (packs a half and r), HALF and SCALE (bytes),
+ * load_pack, unpack -> two words of codes, fetch -> what the unit's scales hold for groups 2w and 2w + 1 of a row, pair -> these scales (a; b: second
+ * scale, or the minimum of S1M; S2M: mins -> the two minima). Codes may come multiplied by a power of two that the scale takes back, exactly. A zero scale
+ * or minimum may have either sign.
  *
  * Types without a unit of their own are decoded at load to int8 codes with f32 scales: U_INT8 (one scale and minimum a 32, 10 bits a
  * weight) and U_INT8H (two of each, 12 bits). A minimum of +0 adds nothing, so both serve the forms without one as well. */
@@ -49,8 +50,8 @@ __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
     asm("prmt.b32 %0,%1,%2,%3;" : "=r"(v) : "r"(a), "r"(b), "r"(sel));
     return v;
 }
-/* byte i of w as a float, exact, without the conversion unit */
-__device__ __forceinline__ float byte_of(uint32_t w, int i) { return __uint_as_float(prmt(w, 0x4b000000u, 0x7440 + i)) - 8388608.0f; }
+/* 2^23 + byte i of w, exact, without the conversion unit */
+__device__ __forceinline__ float big_byte(uint32_t w, int i) { return __uint_as_float(prmt(w, 0x4b000000u, 0x7440 + i)); }
 
 /* element e of a group of int8 codes lies in word e / 4: byte offset of the code in a half of U_Q8_0's and the generic units' shape */
 __host__ __device__ inline int int8_place(int c, int row, int e) {
@@ -59,19 +60,18 @@ __host__ __device__ inline int int8_place(int c, int row, int e) {
 }
 
 struct Pack4 { uint4 v; };
-struct Scale16 { uint4 v; };
 
 /* four-bit codes: one 16-byte load holds 4 groups, low nibbles = word tig, high nibbles = word tig + 4 */
 struct Nibbles {
     static constexpr int GP = 4, PACKS = 1, HALF = 1024, SCALE = 256, UNIT = 2 * HALF + SCALE;
+    static constexpr bool UNSIGNED = false;
     typedef Pack4 Pack;
-    typedef Scale16 Scale;
     template <bool SHARED> static __device__ __forceinline__ Pack load_pack(const uint8_t *half, int, int r, int lane) {
         Pack p; p.v = ld16<SHARED>(half + r * 512 + lane * 16); return p;
     }
-    template <bool SHARED> static __device__ __forceinline__ Scale load_scale(const uint8_t *scales, int row) {
-        Scale s; s.v = ld16<SHARED>(scales + row * 16); return s;
-    }
+    /* four bytes for each pair of groups, 16 a row */
+    typedef uint32_t Pair;
+    static __device__ __forceinline__ Pair fetch(const uint8_t *scales, int row, int w) { return *(const uint32_t *)(scales + row * 16 + w * 4); }
 };
 
 /* nibble = two's complement of q; codes are 16 q */
@@ -81,35 +81,39 @@ struct U_Q4_0 : Nibbles {
         uint32_t w = word_of(p.v, c);
         lo = (w << 4) & 0xf0f0f0f0u; hi = w & 0xf0f0f0f0u;
     }
-    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
-        uint32_t v = word_of(s.v, w);
+    static __device__ __forceinline__ void pair(Pair v, int, float *a, float *b) {
         a[0] = half_of(v, 0) * 0.0625f; a[1] = half_of(v, 1) * 0.0625f; b[0] = b[1] = 0.0f;
     }
 };
 
-/* nibble = q; the scale row is the block's 16-byte header (d, dmin, 12 bytes of 6-bit scales and minima) */
+/* Word tig of two neighbouring groups shares a word, the even group in the low nibbles, the odd one in the high (its codes are 16 q): the order of
+ * the file. Word c of a pack: groups 2 (c / 2) and 2 (c / 2) + 1, words tig + 4 (c % 2). Scales: 16 rows of (d, dmin, high bits), then 16 rows of
+ * 2 bytes for each pair of groups: nibbles (scale, minimum) of the even, of the odd group. Byte j of the high bits holds bits 4 and 5 of scale even,
+ * scale odd, minimum even, minimum odd of pair w at bit 2w. */
 struct U_Q4_K : Nibbles {
     static constexpr Form FORM = FORM_S1M;
+    static constexpr bool UNSIGNED = true;
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
-        uint32_t w = word_of(p.v, c);
-        lo = w & 0x0f0f0f0fu; hi = (w >> 4) & 0x0f0f0f0fu;
+        uint32_t m = c & 1 ? 0xf0f0f0f0u : 0x0f0f0f0fu;
+        lo = (c < 2 ? p.v.x : p.v.z) & m; hi = (c < 2 ? p.v.y : p.v.w) & m;
     }
-    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
-        uint32_t sc, mn;
-        if (w < 2) { sc = s.v.y & 0x3f3f3f3fu; mn = s.v.z & 0x3f3f3f3fu; }
-        else {
-            sc = (s.v.w & 0x0f0f0f0fu) | ((s.v.y >> 2) & 0x30303030u);
-            mn = ((s.v.w >> 4) & 0x0f0f0f0fu) | ((s.v.z >> 2) & 0x30303030u);
-        }
-        if (w & 1) { sc >>= 16; mn >>= 16; }
-        float d = half_of(s.v.x, 0), m = -half_of(s.v.x, 1);
-        a[0] = d * byte_of(sc, 0); a[1] = d * byte_of(sc, 1);
-        b[0] = m * byte_of(mn, 0); b[1] = m * byte_of(mn, 1);
+    struct Pair { uint2 h; uint32_t low; };
+    static __device__ __forceinline__ Pair fetch(const uint8_t *s, int row, int w) { return {*(const uint2 *)(s + row * 8), *(const uint16_t *)(s + 128 + row * 8 + w * 2)}; }
+    static __device__ __forceinline__ void pair(const Pair &p, int w, float *a, float *b) {
+        const uint2 h = p.h;
+        uint32_t v = (p.low & 0x0f0fu) | ((p.low << 12) & 0x0f0f0000u) | (__funnelshift_l(h.y, h.y, 4 - 2 * w) & 0x30303030u);
+        float d = half_of(h.x, 0), m = -half_of(h.x, 1), d16 = d * 0.0625f;
+        a[0] = fmaf(d, big_byte(v, 0), d * -8388608.0f); /* d times the byte: one rounding of an exact product */
+        a[1] = fmaf(d16, big_byte(v, 1), d16 * -8388608.0f);
+        b[0] = fmaf(m, big_byte(v, 2), m * -8388608.0f);
+        b[1] = fmaf(m, big_byte(v, 3), m * -8388608.0f);
+    }
+    /* zeros as d times 0 and -(dmin times 0) give them; only EMBED can tell */
+    static __device__ __forceinline__ void sign_zeros(const uint8_t *s, int row, float *a, float *b) {
+        float d = half_of(*(const uint32_t *)(s + row * 8), 0), m = -half_of(*(const uint32_t *)(s + row * 8), 1);
+        for (int i = 0; i < 2; i++) { a[i] = a[i] == 0.0f ? d * 0.0f : a[i]; b[i] = b[i] == 0.0f ? m * 0.0f : b[i]; }
     }
 };
-
-/* UE4M3 without sign, half value; 0x7f is stored as 0 */
-__device__ __forceinline__ float ue4m3_half(uint32_t c) { return __uint_as_float(c << 20) * 0x1p119f; }
 
 /* four nibbles of a 16-bit selector through a table of 16 bytes */
 __device__ __forceinline__ uint32_t table4(uint32_t sel, uint32_t pick, const uint32_t *t) {
@@ -124,9 +128,12 @@ struct U_NVFP4 : Nibbles {
         uint32_t w = word_of(p.v, c), sel = w & 0x77777777u, pick = ((w >> 1) & 0x44444444u) | 0x32103210u;
         lo = table4(sel, pick, t); hi = table4(sel >> 16, pick >> 16, t);
     }
-    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
-        uint32_t v = word_of(s.v, w);
-        a[0] = ue4m3_half(v & 255); b[0] = ue4m3_half((v >> 8) & 255); a[1] = ue4m3_half((v >> 16) & 255); b[1] = ue4m3_half(v >> 24);
+    /* half of each UE4M3 (bit 7 is clear): its bits as f16 are the value times 2^-8 */
+    static __device__ __forceinline__ void pair(Pair v, int, float *a, float *b) {
+        uint32_t x = (v & 0x00ff00ffu) << 7, y = (v & 0xff00ff00u) >> 1;
+        const __half2 c = __half2half2(__ushort_as_half(0x5800)); /* 128 */
+        float2 p = __half22float2(__hmul2(*(__half2 *)&x, c)), q = __half22float2(__hmul2(*(__half2 *)&y, c));
+        a[0] = p.x; a[1] = p.y; b[0] = q.x; b[1] = q.y;
     }
 };
 
@@ -138,8 +145,7 @@ struct U_IQ4_XS : Nibbles {
         uint32_t w = word_of(p.v, c), sel = w & 0x77777777u, pick = ((w >> 1) & 0x44444444u) | 0x32103210u;
         lo = table4(sel, pick, t); hi = table4(sel >> 16, pick >> 16, t);
     }
-    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
-        uint32_t v = word_of(s.v, w);
+    static __device__ __forceinline__ void pair(Pair v, int, float *a, float *b) {
         float d = half_of(v, 0);
         a[0] = d * (float)((int)(v >> 16 & 255) - 32); a[1] = d * (float)((int)(v >> 24) - 32); b[0] = b[1] = 0.0f;
     }
@@ -155,8 +161,7 @@ struct U_Q8_0 : Nibbles {
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         lo = c ? p.v.z : p.v.x; hi = c ? p.v.w : p.v.y;
     }
-    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
-        uint32_t v = word_of(s.v, w);
+    static __device__ __forceinline__ void pair(Pair v, int, float *a, float *b) {
         a[0] = half_of(v, 0); a[1] = half_of(v, 1); b[0] = b[1] = 0.0f;
     }
 };
@@ -165,8 +170,8 @@ struct U_Q8_0 : Nibbles {
 struct U_Q6_K {
     static constexpr Form FORM = FORM_S2;
     static constexpr int GP = 4, PACKS = 1, HALF = 1536, SCALE = 288, UNIT = 2 * HALF + SCALE;
+    static constexpr bool UNSIGNED = false;
     struct Pack { uint4 v; uint2 h; };
-    struct Scale { uint4 v; uint16_t d; };
     template <bool SHARED> static __device__ __forceinline__ Pack load_pack(const uint8_t *half, int, int r, int lane) {
         Pack p; p.v = ld16<SHARED>(half + r * 512 + lane * 16); p.h = ld8<SHARED>(half + 1024 + r * 256 + lane * 8); return p;
     }
@@ -176,14 +181,13 @@ struct U_Q6_K {
         lo = ((w << 2) & 0x3c3c3c3cu) | (hl & 0xc0c0c0c0u);
         hi = ((w >> 2) & 0x3c3c3c3cu) | (hh & 0xc0c0c0c0u);
     }
-    template <bool SHARED> static __device__ __forceinline__ Scale load_scale(const uint8_t *scales, int row) {
-        Scale s; s.v = ld16<SHARED>(scales + row * 16); s.d = *(const uint16_t *)(scales + 256 + row * 2); return s;
-    }
-    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
-        uint32_t v = word_of(s.v, w) ^ 0x80808080u; /* int8 + 128 as bytes */
-        float d = half_of(s.d, 0) * 0.25f;
-        a[0] = d * (byte_of(v, 0) - 128.0f); b[0] = d * (byte_of(v, 1) - 128.0f);
-        a[1] = d * (byte_of(v, 2) - 128.0f); b[1] = d * (byte_of(v, 3) - 128.0f);
+    struct Pair { uint32_t v; uint16_t d; };
+    static __device__ __forceinline__ Pair fetch(const uint8_t *s, int row, int w) { return {*(const uint32_t *)(s + row * 16 + w * 4), *(const uint16_t *)(s + 256 + row * 2)}; }
+    static __device__ __forceinline__ void pair(const Pair &p, int, float *a, float *b) {
+        uint32_t v = p.v ^ 0x80808080u; /* int8 + 128 as bytes */
+        float d = half_of(p.d, 0) * 0.25f;
+        a[0] = d * (big_byte(v, 0) - 8388736.0f); b[0] = d * (big_byte(v, 1) - 8388736.0f);
+        a[1] = d * (big_byte(v, 2) - 8388736.0f); b[1] = d * (big_byte(v, 3) - 8388736.0f);
     }
 };
 
@@ -191,10 +195,13 @@ struct U_Q6_K {
 struct U_INT8 : U_Q8_0 {
     static constexpr Form FORM = FORM_S1M;
     static constexpr int SCALE = 1024, UNIT = 2 * HALF + SCALE;
-    struct Scale { const float *p; };
-    template <bool SHARED> static __device__ __forceinline__ Scale load_scale(const uint8_t *scales, int row) { return {(const float *)(scales + row * 64)}; }
-    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
-        float2 x = *(const float2 *)(s.p + 2 * w), m = *(const float2 *)(s.p + 8 + 2 * w);
+    struct Pair { float2 x, m; };
+    static __device__ __forceinline__ Pair fetch(const uint8_t *s, int row, int w) {
+        const float2 *f = (const float2 *)(s + row * 64) + w;
+        return {f[0], f[4]};
+    }
+    static __device__ __forceinline__ void pair(const Pair &p, int, float *a, float *b) {
+        float2 x = p.x, m = p.m;
         a[0] = x.x; a[1] = x.y; b[0] = m.x; b[1] = m.y;
     }
 };
@@ -203,21 +210,24 @@ struct U_INT8 : U_Q8_0 {
 struct U_INT8H : U_Q8_0 {
     static constexpr Form FORM = FORM_S2M;
     static constexpr int SCALE = 2048, UNIT = 2 * HALF + SCALE;
-    struct Scale { const float *p; };
-    template <bool SHARED> static __device__ __forceinline__ Scale load_scale(const uint8_t *scales, int row) { return {(const float *)(scales + row * 128)}; }
-    static __device__ __forceinline__ void pair(const Scale &s, int w, float *a, float *b) {
-        float4 x = *(const float4 *)(s.p + 4 * w);
+    struct Pair { float4 x, m; };
+    static __device__ __forceinline__ Pair fetch(const uint8_t *s, int row, int w) {
+        const float4 *f = (const float4 *)(s + row * 128) + w;
+        return {f[0], f[4]};
+    }
+    static __device__ __forceinline__ void pair(const Pair &p, int, float *a, float *b) {
+        float4 x = p.x;
         a[0] = x.x; b[0] = x.y; a[1] = x.z; b[1] = x.w;
     }
-    static __device__ __forceinline__ void mins(const Scale &s, int w, float *m0, float *m1) {
-        float4 x = *(const float4 *)(s.p + 16 + 4 * w);
+    static __device__ __forceinline__ void mins(const Pair &p, float *m0, float *m1) {
+        float4 x = p.m;
         m0[0] = x.x; m1[0] = x.y; m0[1] = x.z; m1[1] = x.w;
     }
 };
 
-/* the minima of a unit's pair; nothing for the forms that keep none apart */
-template <class U> __device__ __forceinline__ void unit_mins(const typename U::Scale &s, int w, float *m0, float *m1) {
-    if constexpr (U::FORM == FORM_S2M) U::mins(s, w, m0, m1);
+/* the minima of a pair; nothing for the forms that keep none apart */
+template <class U> __device__ __forceinline__ void unit_mins(const typename U::Pair &p, float *m0, float *m1) {
+    if constexpr (U::FORM == FORM_S2M) U::mins(p, m0, m1);
     else m0[0] = m0[1] = m1[0] = m1[1] = 0.0f;
 }
 
