@@ -339,10 +339,8 @@ class Engine:
             raise Bw24Error(f"step_sample: {wanted} rows are wanted, {len(draws)} draws are given")
         tokens = np.empty(max(wanted, 1), np.int32)
         chosen, keep = picks(draws)
-        abi.check(abi.lib().bw24_step_sample(self._model, c, len(rows), chosen, abi.ffi.cast("int32_t *", abi.ffi.from_buffer(tokens))))
+        self._run(rows, abi.lib().bw24_step_sample, c, len(rows), chosen, abi.ffi.cast("int32_t *", abi.ffi.from_buffer(tokens)))
         del keep
-        for seq, token, _ in rows:
-            seq.tokens.append(token)
         return tokens[:wanted]
 
     def step_hidden(self, rows: Seq[Row], hidden: np.ndarray | None = None, logits: bool = True) -> tuple[np.ndarray | None, np.ndarray]:

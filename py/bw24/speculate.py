@@ -8,6 +8,7 @@ drafts are accepted only where they are the reply's own next token: so a reply i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -160,7 +161,10 @@ class Drafted:
         c, times, k = self._request.c, self._request.times, self.wanted()
         self._request.fill(token, history, k)
         times.draft = times.verify = times.commit = 0.0
+        started = time.perf_counter()
         abi.check(abi.lib().bw24_round(self.engine._model, c, 1, times))
+        if self.engine.after_step:
+            self.engine.after_step(c.drafted + 1, time.perf_counter() - started)
         tokens = abi.ffi.unpack(c.tokens, c.accepted + 1)
         self.seq.tokens.append(token)
         self.seq.tokens += tokens[:-1]

@@ -161,7 +161,7 @@ def disk_rate(paths: Sequence[Path], threads: int = 8, seconds: float = PROBE_SE
         def work(seed: int) -> int:
             rng, done = np.random.default_rng(seed), 0
             with mmap.mmap(-1, CHUNK) as buffer:
-                while time.perf_counter() < end:
+                while not done or time.perf_counter() < end:
                     k = int(rng.integers(len(fds)))
                     done += os.preadv(fds[k], [buffer], int(rng.integers(spans[k])) * CHUNK)
             return done
