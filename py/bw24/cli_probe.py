@@ -27,7 +27,7 @@ def add_commands(commands: Any) -> None:
     """Declare probe."""
     parser = add_command(commands, "probe", run_probe, "measure what this machine can do: memory, card, bus, disk", EXAMPLES,
                          ("device", "backend", "isa", "threads", "json"), model=False)
-    parser.add_argument("--dir", metavar="DIR", type=Path, help="measure the disk under this folder as well")
+    parser.add_argument("--dir", metavar="DIR", type=lambda text: Path(text).expanduser(), help="measure the disk under this folder as well")
 
 
 def run_probe(args: argparse.Namespace) -> int:
