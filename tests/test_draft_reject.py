@@ -98,7 +98,7 @@ def test_rejection_sampling_accepts_more():
     with open_model(DEMO) as model, Engine(model, threads=2, ctx=256, draft=True) as e:
         prompts = [model.tokenizer.encode(t) for t in ("def open_file(path):\n", "The function returns", "class Node:\n", "import os\n")]
         total = {RACE: Rounds(), REJECT: Rounds()}
-        for mode, (i, prompt) in itertools.product(total, enumerate(prompts * 2)):
+        for mode, (i, prompt) in itertools.product(total, enumerate(prompts * 6)):
             total[mode].add(reply(e, prompt, SamplingParams(temperature=0.9, seed=i), 3, mode, 60)[1])
     rates = {mode: sum(r.accepted) / r.drafted for mode, r in total.items()}
     assert rates[REJECT] > rates[RACE] > 0.3

@@ -40,8 +40,8 @@ ALIASES = {
     ),
     DEMO_MODEL: Alias(
         file="demo.gguf",
-        size=19974880,
-        sha256="256bd7f3cc086bcd30c24eea5a2fbe4b2a84f6fd99b5e7d7664c57b92fbf4c5d",
+        size=19977344,
+        sha256="a81d948a8c4af90a8bfa75acb6a7f4158a58a09d175939f75b7fc3dcd4c565e0",
         about="a 34 M parameter model that writes Python-like text and knows nothing, built in",
         hub=(),
         shipped=True,
