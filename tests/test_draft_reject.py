@@ -110,11 +110,11 @@ def test_gen_takes_the_mode(tmp_path: Path):
     model = str(FIXTURES / "tiny" / "qwen35moe.gguf")
     command = [sys.executable, "-m", "bw24", "gen", model, "--prompt-ids", str(ids), "-n", "20", "--json", "-t", "1", "-T", "1.2",
                "--spec", "3", "--spec-sampling"]
-    done = [subprocess.run([*command, mode], capture_output=True, text=True, timeout=120, check=True) for mode in ("race", "reject", "reject")]
+    done = [subprocess.run([*command, mode], capture_output=True, text=True, timeout=300, check=True) for mode in ("race", "reject", "reject")]
     race, one, two = (json.loads(r.stdout) for r in done)
     assert one["ids"] == two["ids"] != race["ids"]
     assert [r["speculation"]["sampling"] for r in (race, one)] == ["race", "reject"]
-    wrong = subprocess.run([*command, "guess"], capture_output=True, text=True, timeout=60)
+    wrong = subprocess.run([*command, "guess"], capture_output=True, text=True, timeout=300)
     assert wrong.returncode == 2 and "race" in wrong.stderr
 
 
@@ -125,8 +125,8 @@ def test_a_trimmed_draft_learns_nothing_from_rejection_sampling(tmp_path: Path):
         trim.write_mtp(model, draft, np.arange(0, 12288, 3, dtype=np.int32), trim.Types(), {})
     command = [sys.executable, "-m", "bw24", "gen", str(DEMO), "-p", "def f(", "-n", "40", "--json", "-t", "1", "-T", "0.7", "--spec", "2", "--draft",
                str(draft), "--spec-sampling"]
-    one, two = (json.loads(subprocess.run([*command, "reject"], capture_output=True, text=True, timeout=120, check=True).stdout) for _ in range(2))
+    one, two = (json.loads(subprocess.run([*command, "reject"], capture_output=True, text=True, timeout=300, check=True).stdout) for _ in range(2))
     assert one["ids"] == two["ids"] and one["speculation"]["accepted"] == two["speculation"]["accepted"] > 0
     assert [p.name for p in tmp_path.iterdir()] == ["draft.gguf"]
-    subprocess.run([*command, "race"], capture_output=True, text=True, timeout=120, check=True)
+    subprocess.run([*command, "race"], capture_output=True, text=True, timeout=300, check=True)
     assert len(list(tmp_path.iterdir())) == 2  # what it learned
