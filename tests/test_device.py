@@ -80,7 +80,8 @@ def test_an_engine_falls_back_once_and_says_so(monkeypatch):
 
     monkeypatch.setattr(engine.Engine, "_open", refuses)
     with open_model(TINY) as model, engine.Engine(model, ctx=64) as e:
-        assert opened == ["cuda", "cpu"] and e.backend == "cpu"
+        # a library without CUDA refuses already where sizes are asked, before anything is opened
+        assert opened in (["cuda", "cpu"], ["cpu"]) and e.backend == "cpu"
         assert e.device_line.startswith("device: cpu") and "NVIDIA Test 24 is not used" in e.device_line
 
 

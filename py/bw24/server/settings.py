@@ -17,6 +17,7 @@ ENGINE = ("device", "threads", "ctx", "kv", "backend", "isa", "fuse", "repack")
 SERVER = ("host", "port", "alias", "api_key_file", "cors", "cache_ram", "parallel", "queue", "drain", "lenient", "log_prompts")
 TIERS = ("vram", "ram", "nvme", "tier_policy", "profile")
 SPEC = ("spec", "draft", "draft_hidden", "draft_spare", "spec_sampling")
+PLACE = ("device", "backend", "isa", *TIERS)  # where experts are decides whether drafts pay
 NAMES = ("model", "weights", *SPEC, *ENGINE, *TIERS, *SERVER)
 MAX_BODY = 32 << 20  # bytes of a request: a million tokens of text and their JSON
 MIB = 1 << 20
@@ -58,7 +59,7 @@ def from_args(args: argparse.Namespace) -> Settings:
     engine = {**{n: getattr(args, n) for n in ENGINE}, **({"tiers": where} if where.asked else {})}
     flags.check_device(args)
     return Settings(
-        model=args.model, weights=args.weights, engine=engine, spec={n: getattr(args, n) for n in SPEC}, host=args.host, port=args.port,
+        model=args.model, weights=args.weights, engine=engine, spec={n: getattr(args, n) for n in (*SPEC, *PLACE)}, host=args.host, port=args.port,
         aliases=_names(args.alias),
         keys=read_keys(key_file) if key_file else (), cors=_names(args.cors), cache_ram=args.cache_ram * MIB, parallel=args.parallel,
         queue=args.queue, drain=args.drain, lenient=args.lenient, log_prompts=args.log_prompts,
