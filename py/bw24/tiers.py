@@ -27,7 +27,7 @@ POLICIES = {"lru": 0, "slru": 1, "frozen": 2}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 KV_SHARE = 8  # of what is free after the weights outside the experts, a part in so many is left to the KV cache
 TRACE_ROOM = 1 << 18  # uses of one step: 1024 experts in each of 256 layers
-CYCLES = 2.0  # below so many tokens' worth of experts one list over all layers forgets each expert before it is used again
+CYCLES = 8.0  # below so many tokens' worth of experts a share for each layer hit more than one list, above alike (docs/HY3-SPILL.md)
 
 
 def parse_size(text: str, what: str = "size") -> int:
