@@ -8,7 +8,9 @@ template <int D> static void fast_launch(Queue &q, const AttendArgs &a, const St
     typedef FastBlock<D> S;
     static_assert(sizeof(S) <= SHARED_LEAST, "a block must fit the smallest card");
     int share = a.heads / a.kv.heads, chunks = head_chunks(share, S::QUERIES), rows = S::QUERIES / (share / chunks), tiles = (a.rows + rows - 1) / rows * chunks;
-    launch(q, k_attend_fast<D>, dim3((unsigned)a.kv.heads, (unsigned)tiles), S::THREADS, sizeof(S), a, s, chunks, tiles);
+    size_t part = kv_head_bytes(a.kv);
+    bool staged = sizeof(S) + part <= (size_t)q.shared_max && part % 16 == 0;
+    launch(q, k_attend_fast<D>, dim3((unsigned)a.kv.heads, (unsigned)tiles), S::THREADS, sizeof(S) + (staged ? part : 0), a, s, chunks, tiles, (int)staged);
 }
 
 bool attend_class_fast(Queue &q, const AttendArgs &a, const StepRows &s) {

@@ -10,6 +10,12 @@ namespace bw {
 
 constexpr float UNSEEN = -1.0f, FRESH = -2.0f; /* in place of a factor of the merge: no key of the piece is seen; its first piece */
 
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+constexpr bool SMALL_CARD = true; /* 100 KB of shared memory a multiprocessor: one block of many queries */
+#else
+constexpr bool SMALL_CARD = false;
+#endif
+
 /* Shapes and shared memory of a block. A warp has QT queries x (32 CT) columns of o; heads of 256 take their columns in two passes. */
 template <int K, int V, int D, int NQ, int T, bool SPLIT_> struct alignas(16) AttendBlock {
     static constexpr bool SPLIT = SPLIT_, INT_K = K == KV_Q8_0, DECODED_V = V == KV_Q8_0 || V == KV_Q5_1; /* block formats: V as f32 first */
@@ -17,7 +23,7 @@ template <int K, int V, int D, int NQ, int T, bool SPLIT_> struct alignas(16) At
     static constexpr int WQ = NQ > 8 ? NQ / 8 : CH < 128 ? 2 : 1, WC = WARPS / WQ, QT = NQ / WQ, CT = CH / (32 * WC);
     static constexpr int KB = K == KV_F16 ? 2 * D : D, K_PITCH = INT_K ? D + 32 : KB + 16; /* no bank conflicts */
     static constexpr int SG = NQ / WARPS < 4 ? NQ / WARPS : 4;                            /* queries that a warp's softmax takes at a time */
-    static constexpr int BLOCKS = SPLIT ? (NQ == 8 ? 4 : 3) : T == 256 ? 2 : 2;           /* an SM, as far as registers go */
+    static constexpr int BLOCKS = SPLIT ? (NQ == 8 ? 4 : 3) : SMALL_CARD ? 1 : 2;         /* an SM, as far as registers go */
     uint8_t k[PIECE * K_PITCH];
     uint8_t kd[INT_K ? PIECE * D / 16 : 16];
     uint8_t v[kv_bytes(V, D)];
@@ -30,6 +36,7 @@ template <int K, int V, int D, int NQ, int T, bool SPLIT_> struct alignas(16) At
     int from[NQ], to[NQ];                         /* its visible keys of the piece in hand */
     float n[NQ], l[NQ], N[NQ], L[NQ];             /* of the piece; of all pieces so far */
     float2 factor[NQ];                            /* of O and o in the merge */
+    int64_t at[NQ];                               /* SPLIT: where (n, l) of its piece 0 would lie */
     uint64_t full[2];                             /* K, V of the piece have come */
     static __device__ __forceinline__ int first_query() { return (threadIdx.x >> 5) / WC * QT; }
     static __device__ __forceinline__ int first_column() { return ((threadIdx.x >> 5) % WC * 32 + (threadIdx.x & 31)) * CT; }
@@ -101,10 +108,10 @@ template <int V, int D> __device__ __forceinline__ float4 v_quad(const uint8_t *
     return make_float4(x[0], x[1], x[2], x[3]);
 }
 template <class S> __device__ __forceinline__ void decode_values(S &sh, int pass) {
-    constexpr int QUADS = S::CH / 4;
-    const int c = threadIdx.x % QUADS;
-#pragma unroll 4
-    for (int j = threadIdx.x / QUADS; j < PIECE; j += S::THREADS / QUADS) *(float4 *)&sh.wide[j][4 * c] = v_quad<S::FV, S::DIM>(sh.v, j, pass * QUADS + c);
+    constexpr int QUADS = S::CH / 4, KEYS = S::THREADS / QUADS;
+    const int c = threadIdx.x % QUADS, j0 = threadIdx.x / QUADS;
+#pragma unroll (S::SPLIT ? 8 : 4)
+    for (int j = 0; j < PIECE; j += KEYS) *(float4 *)&sh.wide[j0 + j][4 * c] = v_quad<S::FV, S::DIM>(sh.v, j0 + j, pass * QUADS + c);
 }
 
 /* ---- loads */
@@ -118,6 +125,7 @@ template <class S> __device__ __forceinline__ void place_queries(const AttendArg
         sh.head[q] = t.h0 + q % t.per;
         sh.lo[q] = have && a.window && end > a.window ? end - a.window : 0;
         sh.hi[q] = have ? end : 0;
+        sh.at[q] = ((int64_t)row * a.max_pieces - sh.lo[q] / PIECE) * a.heads + sh.head[q];
         sh.N[q] = -INFINITY;
         sh.L[q] = 0.0f;
         sh.from[q] = PIECE; /* stays so for queries that are not there */
@@ -170,9 +178,9 @@ template <class S> __device__ __forceinline__ void load_values(S &sh, const uint
 }
 
 /* ---- scores of 64 keys x NQ queries, times c */
-/* by int8 tensor cores: a warp has 16 keys and every (WARPS / 4)th eight of queries */
-template <class S> __device__ __forceinline__ void scores_int8(S &sh, int queries, float c) {
-    constexpr int groups = S::DIM / 32, STEP = S::WARPS / 4, NT = S::QUERIES / 8 / STEP;
+/* by int8 tensor cores: a warp has 16 keys and NT of the eights of queries, every (WARPS / 4)th */
+template <class S, int NT> __device__ __forceinline__ void score_tiles(S &sh, float c) {
+    constexpr int groups = S::DIM / 32, STEP = S::WARPS / 4;
     static_assert(S::DIM <= 256, "one segment");
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, gid = lane >> 2, tig = lane & 3, r0 = (warp & 3) * 16 + gid, r1 = r0 + 8;
     const uint16_t *kd = (const uint16_t *)sh.kd;
@@ -186,7 +194,6 @@ template <class S> __device__ __forceinline__ void scores_int8(S &sh, int querie
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             const int q0 = (t * STEP + (warp >> 2)) * 8;
-            if (q0 >= queries) continue;
             uint2 b = *(const uint2 *)(sh.code[q0 + gid] + g * 32 + tig * 8);
             float2 d = *(const float2 *)&sh.delta[g][q0 + 2 * tig];
             int m[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
@@ -203,6 +210,11 @@ template <class S> __device__ __forceinline__ void scores_int8(S &sh, int querie
         *(float2 *)&sh.p[r0][q] = make_float2((0.0f + p[t][0]) * c, (0.0f + p[t][1]) * c);
         *(float2 *)&sh.p[r1][q] = make_float2((0.0f + p[t][2]) * c, (0.0f + p[t][3]) * c);
     }
+}
+template <class S> __device__ __forceinline__ void scores_int8(S &sh, int queries, float c) {
+    constexpr int NT = S::QUERIES / 8 / (S::WARPS / 4);
+    if (NT > 1 && S::SPLIT && queries <= 8) score_tiles<S, 1>(sh, c); /* rows of different sequences: few queries a tile */
+    else score_tiles<S, NT>(sh, c);
 }
 
 /* by fma over columns ascending: a thread has KT keys x QS queries */
@@ -239,23 +251,28 @@ template <class S> __device__ __forceinline__ void scores_float(S &sh, int queri
     }
 }
 
+/* v, or +0 where the mask is 0 */
+__device__ __forceinline__ float keep(float v, uint32_t mask) { return __uint_as_float(__float_as_uint(v) & mask); }
+
 /* ---- softmax: p in place of the scores, (n, l) of every query, factors of the merge. Keys that a query does not see get +0. */
 template <class S> __device__ __forceinline__ void softmax_queries(S &sh, int b, int q0, bool *bad) {
     constexpr int SG = S::SG;
     const int lane = threadIdx.x & 31;
     float u[2][SG], m[SG], l[SG];
+    uint32_t worst = 0;
     get_columns<SG>(&sh.p[lane][q0], u[0]);
     get_columns<SG>(&sh.p[lane + 32][q0], u[1]);
 #pragma unroll
-    for (int i = 0; i < SG; i++) {
+    for (int i = 0; i < SG; i++) { /* masks, not branches: the queries' chains of shuffles and exponentials overlap */
         const int j0 = sh.lo[q0 + i] - b * PIECE, j1 = sh.hi[q0 + i] - b * PIECE;
-        const bool in0 = lane >= j0 && lane < j1, in1 = lane + 32 >= j0 && lane + 32 < j1;
-        *bad |= (in0 && not_finite(u[0][i])) || (in1 && not_finite(u[1][i]));
+        const uint32_t in0 = lane >= j0 && lane < j1 ? ~0u : 0, in1 = lane + 32 >= j0 && lane + 32 < j1 ? ~0u : 0;
+        worst = max(worst, max(magnitude(u[0][i]) & in0, magnitude(u[1][i]) & in1));
         m[i] = ceilf(warp_max(fmaxf(in0 ? u[0][i] : -INFINITY, in1 ? u[1][i] : -INFINITY)));
-        u[0][i] = in0 ? bw_exp2(u[0][i] - m[i]) : 0.0f;
-        u[1][i] = in1 ? bw_exp2(u[1][i] - m[i]) : 0.0f;
+        u[0][i] = keep(bw_exp2(keep(u[0][i] - m[i], in0)), in0);
+        u[1][i] = keep(bw_exp2(keep(u[1][i] - m[i], in1)), in1);
         l[i] = warp_tree(u[0][i] + u[1][i]);
     }
+    *bad |= worst >= 0x7f800000u;
     put_columns<SG>(&sh.p[lane][q0], u[0]);
     put_columns<SG>(&sh.p[lane + 32][q0], u[1]);
     if (lane >= SG) return;
@@ -278,7 +295,7 @@ template <class S> __device__ __forceinline__ void softmax_piece(S &sh, int b, i
     const int q0 = (threadIdx.x >> 5) * (S::QUERIES / S::WARPS);
 #pragma unroll
     for (int i = 0; i < S::QUERIES / S::WARPS; i += S::SG)
-        if (q0 + i < queries) softmax_queries(sh, b, q0 + i, bad);
+        if (!S::SPLIT || q0 + i < queries) softmax_queries(sh, b, q0 + i, bad);
 }
 
 /* ---- o of this thread's queries and columns */
@@ -287,9 +304,10 @@ template <class S> __device__ __forceinline__ void value_columns(const S &sh, in
     if constexpr (S::DECODED_V) get_columns<S::CT>(&sh.wide[j][c0], v);
     else float_columns<S::FV, S::DIM, S::CT>(sh.v, j, pass * S::CH + c0, v);
 }
-/* the first QN queries, which see the same keys [j0, j1) */
-template <class S, int QN> __device__ __forceinline__ void values_same(const S &sh, int pass, int j0, int j1, float (&o)[S::QT][S::CT]) {
+/* the first QN queries, which see the same keys [j0, j1); WHOLE: all of the piece */
+template <class S, int QN, bool WHOLE> __device__ __forceinline__ void values_same(const S &sh, int pass, int j0, int j1, float (&o)[S::QT][S::CT]) {
     const int q0 = S::first_query();
+    if (WHOLE) { j0 = 0; j1 = PIECE; }
 #pragma unroll (QN * S::CT < 32 ? 8 : S::SPLIT ? 4 : 2)
     for (int j = j0; j < j1; j++) {
         float p[QN], v[S::CT];

@@ -16,12 +16,11 @@ template <class S> __device__ __forceinline__ void split_store(const AttendArgs 
 #pragma unroll
     for (int q = 0; q < S::QT; q++) {
         if (sh.from[q0 + q] >= sh.to[q0 + q]) continue;
-        size_t at = ((size_t)sh.row[q0 + q] * a.max_pieces + b - sh.lo[q0 + q] / PIECE) * a.heads + sh.head[q0 + q];
-        put_columns<S::CT>(a.o + at * S::DIM + d, o[q]);
+        put_columns<S::CT>(a.o + (sh.at[q0 + q] + (int64_t)b * a.heads) * S::DIM + d, o[q]);
     }
     if (pass || threadIdx.x >= S::QUERIES) return;
     int q = threadIdx.x;
-    if (sh.from[q] < sh.to[q]) a.nl[((size_t)sh.row[q] * a.max_pieces + b - sh.lo[q] / PIECE) * a.heads + sh.head[q]] = make_float2(sh.n[q], sh.l[q]);
+    if (sh.from[q] < sh.to[q]) a.nl[sh.at[q] + (int64_t)b * a.heads] = make_float2(sh.n[q], sh.l[q]);
 }
 
 /* O of docs/numerics.md §6: the first piece that a query sees is taken as it is */
@@ -65,8 +64,11 @@ template <class S> __device__ __forceinline__ void values_pass(const AttendArgs 
 #pragma unroll
         for (int q = 1; q < S::QT; q++) same &= q0 + q >= queries || (sh.from[q0 + q] == from && sh.to[q0 + q] == to);
         if (!same) values_edge(sh, pass, o);
-        else if (S::SPLIT && S::QT == 8 && queries <= 4) values_same<S, 4>(sh, pass, from, to, o);
-        else values_same<S, S::QT>(sh, pass, from, to, o);
+        else if (S::SPLIT && S::QT == 8 && queries <= 4) {
+            if (to - from == PIECE) values_same<S, 4, true>(sh, pass, from, to, o);
+            else values_same<S, 4, false>(sh, pass, from, to, o);
+        } else if (to - from == PIECE) values_same<S, S::QT, true>(sh, pass, from, to, o);
+        else values_same<S, S::QT, false>(sh, pass, from, to, o);
         if (!S::SPLIT) loop_merge(sh, o, O[pass]);
     }
     if (S::SPLIT) split_store(a, sh, b, pass, o);

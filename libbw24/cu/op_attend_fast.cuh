@@ -15,6 +15,8 @@ template <int D> struct FastBlock {
     static constexpr bool HELD_Q = D <= 128;                                                      /* the queries stay in registers */
     __nv_bfloat16 k[KEYS][PITCH], v[KEYS][PITCH];
     __nv_bfloat16 q[HELD_Q ? 1 : QUERIES][PITCH]; /* HELD_Q: they pass through k */
+    uint64_t full[2];                             /* [0]: the page's part has come */
+    /* where it fits: the part of the page, as it is, behind this */
 };
 
 __device__ __forceinline__ void ldsm(uint32_t (&r)[4], const void *at) {
@@ -30,17 +32,17 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], 
 __device__ __forceinline__ uint32_t bf16x2(float lo, float hi) { __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi); return *(uint32_t *)&v; }
 __device__ __forceinline__ float fast_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x)); return y; }
 
-/* keys j0 .. j0 + KEYS of a part of a page, as bf16 */
+/* keys j0 .. j0 + KEYS of a part of a page (in device or shared memory), as bf16 */
 template <int F, int D> __device__ __forceinline__ void fill_bf16(const uint8_t *part, int j0, __nv_bfloat16 (*to)[FastBlock<D>::PITCH]) {
-    constexpr int QUADS = D / 4;
-    const int c = threadIdx.x % QUADS;
+    constexpr int QUADS = D / 4, STEP = FastBlock<D>::THREADS / QUADS;
+    const int c = threadIdx.x % QUADS, first = threadIdx.x / QUADS;
 #pragma unroll 4
-    for (int j = threadIdx.x / QUADS; j < FastBlock<D>::KEYS; j += FastBlock<D>::THREADS / QUADS) {
+    for (int j = 0; j < FastBlock<D>::KEYS; j += STEP) {
         float4 x;
-        if constexpr (F == KV_F32) x = *(const float4 *)((const float *)part + (j0 + j) * D + 4 * c);
-        else if constexpr (F == KV_F16 || F == KV_E4M3) float_columns<F, D, 4>(part, j0 + j, 4 * c, &x.x);
-        else x = v_quad<F, D>(part, j0 + j, c);
-        *(uint2 *)&to[j][4 * c] = make_uint2(bf16x2(x.x, x.y), bf16x2(x.z, x.w));
+        if constexpr (F == KV_F32) x = *(const float4 *)((const float *)part + (j0 + first + j) * D + 4 * c);
+        else if constexpr (F == KV_F16 || F == KV_E4M3) float_columns<F, D, 4>(part, j0 + first + j, 4 * c, &x.x);
+        else x = v_quad<F, D>(part, j0 + first + j, c);
+        *(uint2 *)&to[first + j][4 * c] = make_uint2(bf16x2(x.x, x.y), bf16x2(x.z, x.w));
     }
 }
 template <int D> __device__ __forceinline__ void fill_part(int f, const uint8_t *part, int j0, __nv_bfloat16 (*to)[FastBlock<D>::PITCH]) {
@@ -94,15 +96,16 @@ template <int D> __device__ __forceinline__ void fast_scores(const FastBlock<D> 
             mma_bf16(u[n + 1], q, b[2], b[3]);
         }
     }
+#pragma unroll
+    for (int i = 0; i < N * 4; i++) (&u[0][0])[i] *= c;
     const int last = key0 + FastBlock<D>::KEYS;
-    const bool edge = x[0].lo > key0 || x[0].hi < last || x[1].lo > key0 || x[1].hi < last;
+    if (!__any_sync(~0u, x[0].lo > key0 || x[0].hi < last || x[1].lo > key0 || x[1].hi < last)) return;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            u[n][i] *= c;
             int key = key0 + n * 8 + 2 * (lane & 3) + (i & 1);
-            if (edge && (key < x[i >> 1].lo || key >= x[i >> 1].hi)) u[n][i] = -INFINITY;
+            if (key < x[i >> 1].lo || key >= x[i >> 1].hi) u[n][i] = -INFINITY;
         }
 }
 
@@ -163,8 +166,16 @@ template <int D> __device__ __forceinline__ bool fast_store(const AttendArgs &a,
     return bad;
 }
 
-/* the tile's pieces in order */
-template <int D> __device__ __forceinline__ bool fast_tile(const AttendArgs &a, const StepRows &s, const AttendTile &t, int kvh, FastBlock<D> &sh) {
+/* one copy of this KV head's part of a page, by one thread */
+template <int D> __device__ __forceinline__ void fast_request(FastBlock<D> &sh, const uint8_t *part, int bytes) {
+    if (threadIdx.x) return;
+    bar_expect(&sh.full[0], bytes);
+    bulk_copy(&sh + 1, part, bytes, &sh.full[0]);
+}
+
+/* the tile's pieces in order; staged: parts of pages come through shared memory, the next one while this one is worked on */
+template <int D> __device__ __forceinline__ bool fast_tile(const AttendArgs &a, const StepRows &s, const AttendTile &t, int kvh, bool staged, FastBlock<D> &sh,
+                                                                                                                                          int &phase) {
     typedef FastBlock<D> S;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q0 = warp * 16 + (lane >> 2), mi = lane >> 3, r = lane & 7;
     const FastQuery x[2] = {fast_query(a, s, t, q0), fast_query(a, s, t, q0 + 8)};
@@ -183,33 +194,43 @@ template <int D> __device__ __forceinline__ bool fast_tile(const AttendArgs &a, 
     sum.l[0] = sum.l[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < D / 2; i++) (&sum.O[0][0])[i] = 0.0f;
-    for (int key = first.lo / PIECE * PIECE; key < last; key += S::KEYS) {
-        const uint8_t *page = first.pages[key / PIECE] + kv_head_bytes(a.kv) * (size_t)kvh + a.kv.offset;
-        __syncthreads(); /* K and V of the keys before are done with */
+    const int bytes = (int)kv_head_bytes(a.kv), key0 = first.lo / PIECE * PIECE;
+    const size_t head = (size_t)bytes * kvh + a.kv.offset;
+    __syncthreads(); /* what was in the places of the keys is done with */
+    if (staged) fast_request(sh, first.pages[key0 / PIECE] + head, bytes);
+    for (int key = key0; key < last; key += S::KEYS) {
+        const uint8_t *page = staged ? (const uint8_t *)(&sh + 1) : first.pages[key / PIECE] + head;
+        if (staged && key % PIECE == 0) { bar_wait(&sh.full[0], phase); phase ^= 1; }
 #pragma unroll 1
         for (int part = 0; part < 2; part++)
             fill_part<D>(part ? a.kv.v : a.kv.k, part ? page + kv_bytes(a.kv.k, D) : page, key % PIECE, part ? sh.v : sh.k);
         __syncthreads();
+        const int next = key + S::KEYS;
+        if (staged && next % PIECE == 0 && next < last) fast_request(sh, first.pages[next / PIECE] + head, bytes);
         float u[S::KEYS / 8][4];
         fast_scores<D>(sh, held, a.c, key, x, u);
         fast_softmax<D>(u, sum);
         fast_values<D>(sh, u, sum);
+        __syncthreads(); /* K and V of these keys are done with */
     }
     return fast_store<D>(a, t, q0, sum);
 }
 
 /* x: KV heads, y: tiles, the last ones (most keys) first; tiles as in op_attend.cuh */
-template <int D> __global__ void __launch_bounds__(128, D == 256 ? 2 : 3) k_attend_fast(AttendArgs a, StepRows s, int chunks, int tiles) {
+template <int D> __global__ void __launch_bounds__(128, D == 256 || (SMALL_CARD && D == 128) ? 2 : 3) k_attend_fast(AttendArgs a, StepRows s, int chunks, int tiles, int staged) {
     extern __shared__ __align__(16) uint8_t raw[];
     FastBlock<D> &sh = *(FastBlock<D> *)raw;
     const int share = a.heads / a.kv.heads, per = share / chunks, rows = FastBlock<D>::QUERIES / per, tile = tiles - 1 - (int)blockIdx.y;
     const int chunk = tile % chunks, end = min(a.rows, (tile / chunks + 1) * rows);
     bool bad = false;
+    int phase = 0;
     pdl_trigger();
+    if (!threadIdx.x) bar_init(&sh.full[0], 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     pdl_wait();
     for (int r = tile / chunks * rows; r < end;) {
         AttendTile t = {r, same_table(a, s, r, end - r), (int)blockIdx.x * share + chunk * per, per};
-        bad |= fast_tile<D>(a, s, t, blockIdx.x, sh);
+        bad |= fast_tile<D>(a, s, t, blockIdx.x, staged, sh, phase);
         r += t.rows;
     }
     if (bad) report_fault(s.fault, a.op);
