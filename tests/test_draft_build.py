@@ -265,6 +265,7 @@ def test_build_refuses_before_any_reply(tmp_path: Path, capsys):
     assert "vocabulary has 12288 tokens" in refused(capsys, "build", DEMO, out)
     assert "no MTP block" in refused(capsys, "build", FIXTURES / "tiny" / "qwen3.gguf", out, "--rows", "4")
     assert "expected one of keep, NVFP4" in refused(capsys, "build", DEMO, out, "--rows", "4", "--head", "Q9")
+    assert "no assistant for models of architecture 'qwen35'" in refused(capsys, "build", DEMO, out, "--rows", "4", "--assistant", DEMO)
     assert "in a folder that is there" in refused(capsys, "build", DEMO, tmp_path / "no" / "d.gguf")
     assert "from 1 up" in refused(capsys, "build", DEMO, out, "--rows", "0")
     out.write_bytes(b"mine")

@@ -29,6 +29,7 @@ from ..errors import Bw24Error
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..gguf import GGUFFile
     from ..source import Model
     from .corpus import Reply
     from .trim import Types, Written
@@ -258,16 +259,23 @@ def _ranked(args: argparse.Namespace, model: Model, vocabulary: int) -> tuple[np
                         "coverage_of_unseen": round(found.unseen, 5), "corpus": facts["corpus"]}
 
 
-def _write_draft(args: argparse.Namespace, model: Model, ids: np.ndarray, facts: dict[str, Any]) -> Written:
+@contextmanager
+def _assistant(args: argparse.Namespace) -> Iterator[GGUFFile]:
     from .. import drafter
     from ..gguf import open_gguf
+
+    path = drafter.resolve_draft(args.assistant, progress=sys.stderr.isatty(), cache=flags.environment("cache"))
+    with open_gguf(path) as file:
+        yield file
+
+
+def _write_draft(args: argparse.Namespace, model: Model, ids: np.ndarray, facts: dict[str, Any]) -> Written:
     from . import trim
 
     with progress_bar("write", "B") as bar:
         if not args.assistant:
             return trim.write_mtp(model, Path(args.out), ids, _types(args), facts, bar)
-        path = drafter.resolve_draft(args.assistant, progress=sys.stderr.isatty(), cache=flags.environment("cache"))
-        with open_gguf(path) as assistant:
+        with _assistant(args) as assistant:
             return trim.write_assistant(model, assistant, Path(args.out), ids, _types(args), facts, bar)
 
 
@@ -277,6 +285,8 @@ def _check_source(args: argparse.Namespace, model: Model) -> None:
 
     _types(args)
     if args.assistant:
+        with _assistant(args) as assistant:
+            trim.assistant_head(model, assistant)
         return
     trim.gguf_of(model)
     trim.mtp_block(model)

@@ -129,18 +129,21 @@ class Journal:
         lines = raw.split(b"\n")[:-1]
         if not lines:
             return 0
+        foreign = Bw24Error(f"{self.path}: not a journal of replies; remove it, or name another with --work")
         try:
             found = json.loads(lines[0])
+            if not isinstance(found, dict) or "bw24_draft_corpus" not in found:
+                raise foreign
+            if found != head:
+                other = ", ".join(k for k in head if found.get(k) != head[k])
+                raise Bw24Error(f"{self.path}: belongs to another run ({other} differ); remove it, or name another with --work")
             replies = [json.loads(line) for line in lines[1:]]
             self.done = {r["index"]: Reply(r["index"], r["kind"], r["reason"], tuple(r["ids"])) for r in replies}
             bad = any(not all(isinstance(i, int) and 0 <= i < vocabulary for i in r.ids) for r in self.done.values())
         except (ValueError, KeyError, TypeError, RecursionError):
-            found, bad = None, True
-        if not isinstance(found, dict) or bad:
-            raise Bw24Error(f"{self.path}: not a journal of replies; remove it, or name another with --work")
-        if found != head:
-            other = ", ".join(k for k in head if found.get(k) != head[k])
-            raise Bw24Error(f"{self.path}: belongs to another run ({other} differ); remove it, or name another with --work")
+            bad = True
+        if bad:
+            raise foreign
         return sum(len(line) + 1 for line in lines)
 
     def add(self, reply: Reply) -> None:

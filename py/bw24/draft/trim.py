@@ -243,10 +243,8 @@ def write_mtp(model: Model, out: Path, ids: np.ndarray, types: Types, facts: dic
     return done
 
 
-def write_assistant(model: Model, assistant: GGUFFile, out: Path, ids: np.ndarray, types: Types, facts: dict[str, Any],
-                    progress: Progress | None = None) -> Written:
-    """Write a Gemma assistant with a head cut to the ranks: its own embedding is its head. A head ordered by centroids becomes a plain one, which
-    the cut makes cheaper still. Raises Bw24Error."""
+def assistant_head(model: Model, assistant: GGUFFile) -> TensorInfo:
+    """The head of an assistant for `model`, whole; Bw24Error for another model's, and for one that is cut already."""
     arch = get(assistant.metadata, "general.architecture", str)
     if ASSISTANTS.get(arch) != model.arch:
         raise Bw24Error(f"{quote(assistant.path.name)}: '{arch}' is no assistant for models of architecture '{model.arch}'")
@@ -255,6 +253,14 @@ def write_assistant(model: Model, assistant: GGUFFile, out: Path, ids: np.ndarra
     if head is None or len(head.shape) != 2 or head.shape[1] != vocabulary or ID_MAP in assistant.tensors:
         found = "it is cut already" if ID_MAP in assistant.tensors else f"its head has shape {list(head.shape) if head else None}"
         raise Bw24Error(f"{quote(assistant.path.name)}: expected a whole head of {vocabulary} rows, {found}")
+    return head
+
+
+def write_assistant(model: Model, assistant: GGUFFile, out: Path, ids: np.ndarray, types: Types, facts: dict[str, Any],
+                    progress: Progress | None = None) -> Written:
+    """Write a Gemma assistant with a head cut to the ranks: its own embedding is its head. A head ordered by centroids becomes a plain one, which
+    the cut makes cheaper still. Raises Bw24Error."""
+    head = assistant_head(model, assistant)
     kind = _chosen(head, types.head)
     done = Written(out, len(ids), kind, 0, head.nbytes)
     with GGUFWriter(out) as w:
