@@ -312,7 +312,7 @@ def test_the_gate_sees_lost_acceptance(monkeypatch: pytest.MonkeyPatch):
         def lines(hidden: str) -> list[tuple[str | None, str]]:
             arms = Speculation(lambda **_: Engine(model, device="cpu", threads=2, draft=embedded(model, hidden)), ids)
             with closing(arms):
-                return [arms.drafted(k, sampler) for k in (1, 3, 8) for sampler in SAMPLERS_OF_GATE]
+                return [arms.drafted(k, sampler) for k in (2, 3, 8) for sampler in SAMPLERS_OF_GATE]
 
         assert all(problem is None and detail.endswith("as recorded") for problem, detail in lines("post"))
         assert all(problem and "recorded are" in problem for problem, _ in lines("pre"))
