@@ -170,11 +170,13 @@ template <class S> __device__ __forceinline__ void load_keys(S &sh, const uint8_
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < PIECE; j += 32) bulk_copy(sh.k + (j + lane) * S::K_PITCH, page + (j + lane) * S::KB, S::KB, &sh.full[0]);
+    bar_issued_by_warp(&sh.full[0]);
 }
 template <class S> __device__ __forceinline__ void load_values(S &sh, const uint8_t *page) {
     if (threadIdx.x) return;
     bar_expect(&sh.full[1], kv_bytes(S::FV, S::DIM));
     bulk_copy(sh.v, page + kv_bytes(S::FK, S::DIM), kv_bytes(S::FV, S::DIM), &sh.full[1]);
+    bar_issued(&sh.full[1]);
 }
 
 /* ---- scores of 64 keys x NQ queries, times c */

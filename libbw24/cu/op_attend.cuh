@@ -129,7 +129,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) k_at
     int phase = 0, before = 0;
     pdl_trigger();
     if (threadIdx.x < 2) bar_init(&sh.full[threadIdx.x], 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    bar_fence();
     const int tile = S::SPLIT ? (int)blockIdx.z : tiles - 1 - (int)blockIdx.y, kvh = S::SPLIT ? blockIdx.y : blockIdx.x;
     const int chunk = tile % chunks, end = min(a.rows, (tile / chunks + 1) * rows);
     for (int r = tile / chunks * rows; r < end;) {

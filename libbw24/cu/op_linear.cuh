@@ -40,19 +40,42 @@ struct LinearArgs {
 };
 
 
-/* ---- mbarriers and bulk copies ---- */
+/* ---- mbarriers and bulk copies ----
+ * A thread says how many bytes will come (bar_expect), copies are issued, by it or others, and bar_issued closes the order. Before compute capability
+ * 9.0 a bulk copy is as many asynchronous copies of 16 bytes, each counted by the barrier itself, and the arrival stands in bar_issued: after all of
+ * them. */
 __device__ __forceinline__ uint32_t smem_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void bar_init(uint64_t *b, int count) { asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(smem_at(b)), "r"(count)); }
 __device__ __forceinline__ void bar_arrive(uint64_t *b) { asm volatile("{.reg .b64 t; mbarrier.arrive.shared.b64 t,[%0];}" ::"r"(smem_at(b)) : "memory"); }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void bar_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void bar_expect(uint64_t *b, int bytes) {
     asm volatile("{.reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t,[%0],%1;}" ::"r"(smem_at(b)), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void bar_issued(uint64_t *) {}
+__device__ __forceinline__ void bar_issued_by_warp(uint64_t *) {}
 __device__ __forceinline__ void bar_wait(uint64_t *b, int parity) {
     asm volatile("{.reg .pred p; L: mbarrier.try_wait.parity.shared.b64 p,[%0],%1; @p bra D; bra L; D: }" ::"r"(smem_at(b)), "r"(parity) : "memory");
 }
 __device__ __forceinline__ void bulk_copy(void *dst, const void *src, int bytes, uint64_t *b) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(smem_at(dst)), "l"(src), "r"(bytes), "r"(smem_at(b)) : "memory");
 }
+#else
+__device__ __forceinline__ void bar_fence() { __threadfence_block(); }
+__device__ __forceinline__ void bar_expect(uint64_t *, int) {}
+__device__ __forceinline__ void bar_issued(uint64_t *b) { bar_arrive(b); }
+__device__ __forceinline__ void bar_issued_by_warp(uint64_t *b) {
+    __syncwarp();
+    if (!(threadIdx.x & 31)) bar_arrive(b);
+}
+__device__ __forceinline__ void bar_wait(uint64_t *b, int parity) {
+    asm volatile("{.reg .pred p; L: mbarrier.test_wait.parity.shared.b64 p,[%0],%1; @p bra D; bra L; D: }" ::"r"(smem_at(b)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void bulk_copy(void *dst, const void *src, int bytes, uint64_t *b) {
+    for (int i = 0; i < bytes; i += 16) cp16((uint8_t *)dst + i, (const uint8_t *)src + i);
+    asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(smem_at(b)) : "memory");
+}
+#endif
 
 template <bool UNSIGNED = false> __device__ __forceinline__ void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     if (UNSIGNED)
@@ -294,6 +317,7 @@ template <class U, bool GLU> struct UnitQueue {
         if (item >= a.items) return;
         bar_expect(bar, U::UNIT);
         bulk_copy(slot, src, U::UNIT, bar);
+        bar_issued(bar);
         if (++t < tiles) {
             src += row_stride();
             if (GLU && t == 2) src += (a.part[1].w - a.part[0].w) - 2 * row_stride();
@@ -330,7 +354,7 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
     UnitQueue<U, GLU> queue = {a, NULL, 0, 0, 0, 0, warp, W};
     if (warp < W) {
         if (lane < D) bar_init(full + lane, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        bar_fence();
         __syncwarp();
         if (!lane) {
             queue.start();
