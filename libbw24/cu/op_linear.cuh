@@ -163,7 +163,7 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
     const int gid = lane >> 2, tig = lane & 3;
     const uint8_t *scales = w + 2 * U::HALF;
     p[0][0] = p[0][1] = p[1][0] = p[1][1] = 0.0f;
-    constexpr bool EARLY = R == 1; /* all of the unit fits in registers */
+    constexpr bool EARLY = R == 1 && U::UNIT < 3072; /* all of the unit fits in registers */
     typename U::Pack pk[2][2 * U::PACKS];
     typename U::Pair raw[2];
     RowScales sc[2];
