@@ -96,6 +96,8 @@ SHAPES: dict[str, Shape] = {
     "qwen3.5-4b": Shape("qwen35", 248320, 2560, 32, 9216, 16, 4, 256, tied=True, context=262144, theta=1e7, extra=_gdn(128, 16, 32)),
     "qwen3.5-9b": Shape("qwen35", 248320, 4096, 32, 12288, 16, 4, 256, tied=False, context=262144, theta=1e7, extra=_gdn(128, 16, 32)),
     "qwen3.6-27b": Shape("qwen35", 248320, 5120, 64, 17408, 24, 4, 256, tied=False, context=262144, theta=1e7, extra=_gdn(128, 16, 48)),
+    "qwen3.5-moe-mini": Shape("qwen35moe", 32768, 1024, 12, 512, 8, 2, 256, tied=False, context=262144, theta=1e7,
+                              extra={**_gdn(128, 16, 32), **_moe(64, 8, 512, shared=1)}),
     "qwen3.6-35b-a3b": Shape("qwen35moe", 248320, 2048, 40, 512, 16, 2, 256, tied=False, context=262144, theta=1e7,
                              extra={**_gdn(128, 16, 32), **_moe(256, 8, 512, shared=1)}),
     "gemma4-26b-a4b": Shape("gemma4", 262144, 2816, 30, 2112, 16, 8, 256, tied=True, context=262144, extra=_gemma4(1024, 2, experts=128)),
