@@ -28,7 +28,7 @@ def run(*words: str) -> dict:
 
 def test_predicted_host_memory_is_that_of_a_run():
     """Within 3 % of the peak of a whole process, with a prompt that fills the context."""
-    reply = run("gen", str(DEMO), "--raw", "-p", (GATE_TEXT * 6)[:3000], "-n", "4", "--ctx", "2048")
+    reply = run("gen", str(DEMO), "--raw", "-p", (GATE_TEXT * 6)[:3000], "-n", "4", "--ctx", "2048", "--spec", "off")
     context = reply["prompt_tokens"] + 4
     need = run("info", str(DEMO), "--ctx", str(context))["memory"][0]
     assert abs(need["host"] / reply["peak_memory_bytes"] - 1) < 0.03, (need, reply["peak_memory_bytes"])

@@ -171,6 +171,7 @@ template <int D> __device__ __forceinline__ void fast_request(FastBlock<D> &sh, 
     if (threadIdx.x) return;
     bar_expect(&sh.full[0], bytes);
     bulk_copy(&sh + 1, part, bytes, &sh.full[0]);
+    bar_issued(&sh.full[0]);
 }
 
 /* the tile's pieces in order; staged: parts of pages come through shared memory, the next one while this one is worked on */
@@ -226,7 +227,7 @@ template <int D> __global__ void __launch_bounds__(128, D == 256 || (SMALL_CARD 
     int phase = 0;
     pdl_trigger();
     if (!threadIdx.x) bar_init(&sh.full[0], 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    bar_fence();
     pdl_wait();
     for (int r = tile / chunks * rows; r < end;) {
         AttendTile t = {r, same_table(a, s, r, end - r), (int)blockIdx.x * share + chunk * per, per};

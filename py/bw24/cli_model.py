@@ -115,7 +115,7 @@ def info_lines(found: Facts, where: str) -> list[str]:
         parts = " ".join(f"{amount(value):>9}" for value in (need.weights, need.work, need.kv, need.state, rest, need.total, need.host))
         lines.append(f"  {need.context:>9} {parts}  {'fits' if need.fits(place) else 'does not fit'}")
     if found.mtp:
-        lines.append(f"  with its MTP block (--spec) {amount(found.mtp)} more")
+        lines.append(f"  with drafts of its MTP block (--spec) {amount(found.mtp)} more")
     return lines
 
 
