@@ -41,8 +41,8 @@ def test_commands_parse(page):
 
 
 NOT_RUN = {"serve": "ends with a signal; test_server_clients.py starts it", "kernel-check": "a minute; test_numerics.py runs its cases",
-           "bench": "five rounds and a peer; test_bench.py", "probe": "seconds of a whole machine; test_probe.py", "report": "minutes; test_report.py",
-           "tiers": "wants a mixture; test_tiers.py"}
+           "bench": "five rounds and a peer; test_bench.py", "probe": "all cores for seconds; test_probe.py",
+           "report": "minutes; test_report.py", "tiers": "wants a mixture; test_tiers.py"}
 
 
 def test_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
