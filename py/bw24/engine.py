@@ -37,7 +37,7 @@ Row = tuple["Sequence", int, bool]
 
 def step_rows(backend: str) -> int:
     """Rows of a prompt's step where nothing else is asked for."""
-    return CUDA_ROWS if backend == "cuda" else MAX_ROWS
+    return CUDA_ROWS if backend.startswith("cuda") else MAX_ROWS
 
 
 def kv_pair(kv: str) -> tuple[str, str]:
