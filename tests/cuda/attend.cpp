@@ -1,0 +1,145 @@
+/* ATTEND's kernels in emulation, against its plain kernel (op_attend_any.cuh), which a card has shown equal to ref: every mapping of work over the same
+ * pages, bit for bit; the class fast within a bound. usage: attend CASE. The sources are made by test_cuda_emulated.py from libbw24/cu. */
+#include "emulate.h"
+#include "op_attend.cuh"
+#include "op_attend_any.cuh"
+#include "op_attend_fast.cuh"
+#include "op_attend_merge.cuh"
+
+using namespace bw;
+
+static uint64_t state = 7;
+static uint32_t random32() { state = state * 6364136223846793005ull + 1442695040888963407ull; return (uint32_t)(state >> 32); }
+static float unit() { return (float)(int)(random32() >> 8) * 0x1p-23f - 1.0f; }
+static void put_half(uint8_t *p, float v) { __half h = __float2half_rn(v); memcpy(p, &h, 2); }
+
+/* a part of a page: random codes, tame scales */
+static void fill_part_of(int f, uint8_t *p, int D) {
+    const int codes = f == KV_Q8_0 ? PIECE * D : PIECE * D * 5 / 8;
+    switch (f) {
+    case KV_F16: for (int i = 0; i < PIECE * D; i++) put_half(p + 2 * i, unit()); return;
+    case KV_E4M3: for (int i = 0; i < PIECE * D; i++) p[i] = (uint8_t)(random32() & 0xbf); return; /* below 2 */
+    default: for (int i = 0; i < codes; i++) p[i] = (uint8_t)(random32() >> 9);
+    }
+    for (int i = 0; i < PIECE * D / 32; i++) {
+        if (f == KV_Q8_0) { put_half(p + codes + 2 * i, (1.1f + unit()) * 0.01f); continue; }
+        put_half(p + codes + 4 * i, (1.1f + unit()) * 0.05f);
+        put_half(p + codes + 4 * i + 2, unit());
+    }
+}
+
+struct Run { int first, rows; }; /* rows of one sequence from a position on */
+struct Case { int heads, kv_heads, window; std::vector<Run> runs; };
+
+/* the arguments of a step and the memory that they point to */
+struct Setup {
+    AttendArgs a = {};
+    StepRows s = {};
+    std::vector<float> q, y, o, scale[6];
+    std::vector<float2> nl;
+    std::vector<int8_t> code, result;
+    std::vector<int> pos, table;
+    std::vector<uint8_t *> pages;
+    int fault = NO_FAULT;
+    ~Setup() { for (uint8_t *p : pages) free(p); }
+    void add_pages(const KvPlace &kv, const Run &run) {
+        const int at = (int)pages.size();
+        const size_t head = kv_head_bytes(kv), bytes = (kv.offset + head * kv.heads + 255) / 256 * 256;
+        for (int i = 0; i < run.first + run.rows; i += PIECE) {
+            uint8_t *p = (uint8_t *)aligned_alloc(256, bytes);
+            pages.push_back(p);
+            for (int h = 0; h < kv.heads; h++) {
+                fill_part_of(kv.k, p + kv.offset + h * head, kv.dim);
+                fill_part_of(kv.v, p + kv.offset + h * head + kv_bytes(kv.k, kv.dim), kv.dim);
+            }
+        }
+        for (int i = 0; i < run.rows; i++) { pos.push_back(run.first + i); table.push_back(at); }
+    }
+    Setup(const Case &c, int k, int v, int D) {
+        const KvPlace kv = {256, 0, c.kv_heads, D, k, v};
+        for (const Run &run : c.runs) { add_pages(kv, run); a.max_pieces = max(a.max_pieces, (run.first + run.rows) / PIECE + 2); }
+        const int rows = (int)pos.size(), width = c.heads * D, ld = (rows + 127) / 128 * 128;
+        q.resize((size_t)rows * width);
+        for (float &x : q) x = unit() * 3;
+        y.assign(q.size(), NAN);
+        o.assign((size_t)a.max_pieces * q.size(), NAN);
+        nl.assign((size_t)rows * a.max_pieces * c.heads, make_float2(NAN, NAN));
+        code.resize((size_t)ld * width);
+        result.resize((size_t)ld * width);
+        for (auto &x : scale) x.resize((size_t)ld * width / 32);
+        s.fault = &fault; s.pos = pos.data(); s.table = table.data(); s.pages = pages.data(); s.n = rows;
+        a.kv = kv; a.q = q.data(); a.y = y.data(); a.o = o.data(); a.nl = nl.data();
+        a.heads = c.heads; a.window = c.window; a.rows = rows; a.c = 1.4426950408889634f / sqrtf((float)D);
+        a.xq = {code.data(), scale[0].data(), scale[1].data(), scale[2].data(), ld, width};
+        a.yo = {result.data(), scale[3].data(), scale[4].data(), scale[5].data(), ld, width};
+        emu::launch([this, width] {
+            for (int g = 0; g < width / 32; g++)
+                quant_group(a.xq, blockIdx.x, g, threadIdx.x, q[(size_t)blockIdx.x * width + g * 32 + threadIdx.x], &fault, 0);
+        }, dim3(rows), 32);
+    }
+};
+
+static int failures;
+/* bound 0: every bit */
+static void judge(Setup &t, const std::vector<float> &ref, const char *what, double bound = 0) {
+    double error = 0, size = 0;
+    size_t different = 0;
+    for (size_t i = 0; i < ref.size(); i++) {
+        different += memcmp(&ref[i], &t.y[i], 4) != 0;
+        error += ((double)ref[i] - t.y[i]) * ((double)ref[i] - t.y[i]);
+        size += (double)ref[i] * ref[i];
+    }
+    const bool good = (bound > 0 ? error <= bound * size : !different) && t.fault == NO_FAULT;
+    failures += !good;
+    printf("%s %s: %zu of %zu differ, error %.2e\n", good ? "PASS" : "FAIL", what, different, ref.size(), error / size);
+    t.y.assign(t.y.size(), NAN);
+}
+
+static int tiles_of(const AttendArgs &a, int queries, int *chunks) {
+    const int share = a.heads / a.kv.heads;
+    *chunks = (share + queries - 1) / queries;
+    while (share % *chunks) ++*chunks;
+    const int rows = queries / (share / *chunks);
+    return (a.rows + rows - 1) / rows * *chunks;
+}
+template <class S> void exact(Setup &t, const std::vector<float> &ref, const char *what) {
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    int chunks;
+    const int tiles = tiles_of(a, S::QUERIES, &chunks);
+    const dim3 grid = S::SPLIT ? dim3(3, a.kv.heads, tiles) : dim3(a.kv.heads, tiles);
+    emu::launch([=] { k_attend<S>(a, s, chunks, tiles); }, grid, S::THREADS);
+    if (S::SPLIT) emu::launch([=] { k_attend_merge(a, s); }, dim3(a.heads * a.kv.dim / 32, a.rows), MERGE);
+    judge(t, ref, what);
+}
+
+template <int K, int V, int D> void run(const Case &c) {
+    Setup t(c, K, V, D);
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    emu::launch([=] { k_attend_any(a, s); }, dim3(a.rows, a.heads), 128);
+    const std::vector<float> ref = t.y;
+    t.y.assign(t.y.size(), NAN);
+    constexpr bool large = D == 256 && (K == KV_F16 || V == KV_F16); /* as attend_kernels.cuh */
+    exact<AttendBlock<K, V, D, large ? 16 : D == 256 ? 32 : 64, large ? 128 : 256, false>>(t, ref, "many rows");
+    exact<AttendBlock<K, V, D, 8, 128, true>>(t, ref, "split, 8 queries");
+    exact<AttendBlock<K, V, D, large ? 16 : 32, 128, true>>(t, ref, "split, many queries");
+    int chunks;
+    const int tiles = tiles_of(a, FastBlock<D>::QUERIES, &chunks);
+    for (int staged = 0; staged < 2; staged++) {
+        emu::launch([=] { k_attend_fast<D>(a, s, chunks, tiles, staged); }, dim3(a.kv.heads, tiles), FastBlock<D>::THREADS);
+        judge(t, ref, staged ? "class fast, staged" : "class fast", 0x1p-12);
+    }
+}
+
+int main(int argc, char **argv) {
+    switch (argc == 2 ? atoi(argv[1]) : -1) {
+    case 0: run<KV_Q8_0, KV_Q5_1, 64>({3, 1, 70, {{190, 25}, {0, 4}}}); break;
+    case 1: run<KV_Q8_0, KV_Q5_1, 128>({4, 1, 0, {{126, 11}, {3, 5}, {64, 2}}}); break;
+    case 2: run<KV_F16, KV_F16, 256>({4, 1, 100, {{127, 5}}}); break;
+    case 3: run<KV_E4M3, KV_E4M3, 128>({16, 1, 0, {{62, 6}}}); break;
+    case 4: run<KV_Q8_0, KV_Q8_0, 64>({2, 1, 0, {{17000, 1}}}); break;
+    default: fprintf(stderr, "usage: attend 0..4\n"); return 2;
+    }
+    return failures != 0;
+}

@@ -1,0 +1,101 @@
+"""ATTEND's CUDA kernels without a card: their sources, compiled for the CPU over an emulation of blocks and warps (tests/cuda/emulate.h), give the
+plain kernel's bits. What stands in PTX is replaced by what it means; everything else is the text that the card runs. Skips without CUDA's headers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CU = ROOT / "libbw24" / "cu"
+SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "op_attend", "op_attend_any", "op_attend_merge", "op_attend_fast")
+BARRIERS = """inline void bar_init(uint64_t *b, int) { emu::bar_init(b); }
+inline void bar_fence() {}
+inline void bar_issued(uint64_t *) {}
+inline void bar_issued_by_warp(uint64_t *) {}
+inline void bar_expect(uint64_t *b, int n) { emu::bar_expect(b, n); }
+inline void bar_wait(uint64_t *b, int parity) { emu::bar_wait(b, parity); }
+inline void bulk_copy(void *to, const void *from, int n, uint64_t *b) { emu::bulk_copy(to, from, n, b); }
+inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+    emu::mma_s8(c, a, b);
+}
+"""
+END = "} // namespace bw\n#endif\n"
+MATRICES = """inline void ldsm(uint32_t (&r)[4], const void *at) { emu::load_matrices(r, at, false); }
+inline void ldsm_t(uint32_t (&r)[4], const void *at) { emu::load_matrices(r, at, true); }
+inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { emu::mma_bf16(c, a, b0, b1); }
+"""
+
+
+def headers() -> Path | None:
+    """The folder of CUDA's headers, beside the compiler or in its usual place."""
+    found = shutil.which("nvcc")
+    homes = [Path(found).resolve().parent.parent] if found else []
+    homes += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"))]
+    return next((h / "include" for h in homes if (h / "include" / "cuda_fp8.h").is_file()), None)
+
+
+def between(text: str, begin: str, end: str, new: str) -> str:
+    """`text` with what stands from `begin` up to `end` replaced."""
+    return text[: text.index(begin)] + new + text[text.index(end) :]
+
+
+def emulated(name: str) -> str:
+    """A source with its PTX replaced."""
+    text = (CU / f"{name}.cuh").read_text(encoding="utf-8").replace('"../canon.h"', f'"{ROOT / "libbw24" / "canon.h"}"')
+    text = text.replace("extern __shared__ __align__(16) uint8_t raw[];", "uint8_t *raw = emu::shared;")
+    if name == "device":
+        text = re.sub(r'asm volatile\("cp\.async\.cg[^\n]*', "memcpy(dst, src, 16);", text)
+    elif name == "unit":
+        text = re.sub(r'uint32_t v;\n    asm\("prmt.*?return v;', "return emu::prmt(a, b, sel);", text, flags=re.S)
+        text = re.sub(r'asm volatile\("ld\.global[^\n]*', "abort();", text)
+        text = text[: text.index("\nstruct ")] + "\n" + END  # the units of weights are not needed
+    elif name == "op_linear":
+        text = text[: text.index("__device__ __forceinline__ uint32_t smem_at")] + BARRIERS + END
+    elif name == "op_attend_fast":
+        text = between(text, "__device__ __forceinline__ void ldsm(", "__device__ __forceinline__ uint32_t bf16x2", MATRICES)
+        text = re.sub(r'float y; asm\("ex2[^\n]*', "return exp2f(x); }", text)
+    return re.sub(r'asm volatile\("(fence|cp\.async)[^\n]*?;\s*\n', ";\n", text)
+
+
+def build(folder: Path, fault: tuple[str, str] | None = None) -> Path:
+    """The program; `fault`: a text of the sources that is left out, and its file."""
+    include, compiler = headers(), shutil.which("g++")
+    if include is None or compiler is None:
+        pytest.skip("no CUDA headers or no g++")
+    if "fma" not in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"):
+        pytest.skip("this processor has no fma")
+    for name in SOURCES:
+        text = emulated(name)
+        if fault and fault[0] == name:
+            assert fault[1] in text
+            text = text.replace(fault[1], "")
+        (folder / f"{name}.cuh").write_text(text, encoding="utf-8")
+    words = [compiler, "-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-w", f"-I{include}", f"-I{folder}", f"-I{ROOT / 'tests' / 'cuda'}"]
+    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "attend.cpp"), "-o", str(folder / "attend")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "attend"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory) -> Path:
+    return build(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_attend_has_the_plain_kernels_bits(program, case):
+    done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 5
+
+
+def test_a_missing_barrier_is_seen(tmp_path):
+    """Without it a warp writes the next piece's scores over exponentials that another still reads, and V is loaded over."""
+    program = build(tmp_path, ("op_attend", "__syncthreads(); /* p and, where it was read as it is, V are free */"))
+    done = subprocess.run([str(program), "3"], capture_output=True, text=True)
+    assert done.returncode == 1 and "FAIL many rows" in done.stdout
