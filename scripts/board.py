@@ -57,7 +57,8 @@ def run_json(command: list[str]) -> dict[str, Any]:
 
 def plain(cell: dict[str, Any], model: Path, args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "bw24", "bench", str(model), "--device", args.device, "--kv", "f16", "--vs", "llama.cpp",
-               "--peer-bin", str(args.peer_bin), "--sizes", "512", "--tokens", str(args.tokens), "--depths", str(cell["depth"]), "--rounds", str(args.rounds), "--json"]
+               "--peer-bin", str(args.peer_bin), "--sizes", "512", "--tokens", str(args.tokens), "--depths", str(cell["depth"]),
+               "--rounds", str(args.rounds), "--json"]
     found = run_json(command)
     if "error" in found:
         return found
