@@ -132,7 +132,7 @@ def line(name: str, r: dict[str, Any]) -> str:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    from bw24.tiers import parse_size
+    from bw24.units import parse_size
     from synth_moe import CURVES, skew_of
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)

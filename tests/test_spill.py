@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bw24 import abi, convert, gate, tiers
+from bw24 import abi, convert, gate, tiers, units
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.source import open_model
@@ -191,13 +191,13 @@ def test_backend_ref_keeps_experts_in_memory(files):
 
 @pytest.mark.parametrize("text, value", [("24g", 24 << 30), ("512m", 512 << 20), ("1.5G", 3 << 29), ("100", 100), ("2 kib", 2048), ("8GB", 8 << 30)])
 def test_sizes(text, value):
-    assert tiers.parse_size(text) == value
+    assert units.parse_size(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "-1", "g", "1x", "nan", "1e9", "99999999999999999"])
 def test_bad_sizes(text):
     with pytest.raises(Bw24Error, match="expected bytes such as"):
-        tiers.parse_size(text)
+        units.parse_size(text)
 
 
 # ---- memory pressure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cli_common import ENGINE_FLAGS, EXIT_OK, TIER_FLAGS, add_command, open_engine, open_model, progress_bar, read_text, say, write, write_json
 from .errors import Bw24Error
-from .tiers import parse_size
+from .units import parse_size
 
 if TYPE_CHECKING:
     from .source import Model

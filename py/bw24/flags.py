@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import Bw24Error
+from .units import parse_size
 
 RUNTIME, MACHINE, SEAM = "runtime", "machine", "rollback seam"
 KV_FORMATS = ("f32", "f16", "q8_0", "q5_1", "e4m3")
@@ -66,8 +67,6 @@ class Flag:
         if self.type == "kv":
             return self._kv(text)
         if self.type == "size":
-            from .tiers import parse_size
-
             return parse_size(text, self.option or self.name)
         if self.type == "spec":
             return self._spec(text)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,18 +23,9 @@ if TYPE_CHECKING:
     from .source import Model
 
 POLICIES = {"lru": 0, "slru": 1, "frozen": 2}
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 KV_SHARE = 8  # of what is free after the weights outside the experts, a part in so many is left to the KV cache
 TRACE_ROOM = 1 << 18  # uses of one step: 1024 experts in each of 256 layers
 CYCLES = 8.0  # below so many tokens' worth of experts a share for each layer hit more than one list, above alike (docs/HY3-SPILL.md)
-
-
-def parse_size(text: str, what: str = "size") -> int:
-    """'24g' -> bytes; k, m, g, t are powers of 1024. Raises Bw24Error."""
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if not match:
-        raise Bw24Error(f"{what}: expected bytes such as 512m, 24g or 1.5g, found {quote(text)}")
-    return int(float(match[1]) * UNITS[match[2]])
 
 
 @dataclass(frozen=True)
