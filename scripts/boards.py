@@ -79,6 +79,23 @@ def readme_table(rows: list[Record]) -> str:
     return "\n".join(out) + "\n"
 
 
+def facts_table(rows: list[Record]) -> str:
+    """Starts, memory and accuracy: the last row of each file of real weights."""
+    kept = [r for r in rows if r.data.get("what") in ("start", "logits") and not r.retired and r.label == "real weights"]
+    last = {(r.data["what"], r.data["file"]): r for r in kept}
+    out = ["| model | what | | row |", "|---|---|---|---|"]
+    for (what, _), r in last.items():
+        d = r.data
+        if what == "start":
+            out.append(f"| {name(r)} | process start to first byte of a reply, file in the page cache | {d['median']:.2f} s | `{r.id}` |")
+            peak, size = d["peak_memory_bytes"] / 1e6, d["file_bytes"] / 1e6
+            out.append(f"| {name(r)} | most memory of `gen` (file of {size:.0f} MB) | {peak:.0f} MB | `{r.id}` |")
+        else:
+            text = f"{d['rms_ours']:.3f} / {d['rms_peer']:.3f}"
+            out.append(f"| {name(r)} | RMS error of the logits against float activations, ours / llama.cpp's own | {text} | `{r.id}` |")
+    return "\n".join(out) + "\n"
+
+
 def steps(rows: list[Record]) -> list[Record]:
     """Whole steps of the CUDA backend: the last row of each (model, KV, depth, rows)."""
     last: dict[tuple, Record] = {}
@@ -157,7 +174,7 @@ def outputs(root: Path) -> dict[Path, str]:
     readme, cpu = root / "README.md", [r for r in benches(rows) if r.data["backend"] == "cpu"]
     out = {root / "docs" / "plots" / f: svg for f, svg in shown.items()}
     out[root / "docs" / "PERFORMANCE.md"] = page(rows, shown)
-    out[readme] = fill(readme.read_text(encoding="utf-8"), "cpu", readme_table(cpu))
+    out[readme] = fill(fill(readme.read_text(encoding="utf-8"), "cpu", readme_table(cpu)), "facts", facts_table(rows))
     return out
 
 
