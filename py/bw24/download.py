@@ -188,14 +188,14 @@ def fetch(url: str, dest: Path, *, size: int | None = None, sha256: str | None =
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
         with _locked_part(part) as file:
-            if dest.exists():  # another process was faster
-                part.unlink()
+            if dest.exists():  # another process was faster; the name of the part may be gone with it
+                part.unlink(missing_ok=True)
                 return
             try:
                 _fetch_locked(url, dest, part, file, size, sha256, headers or {}, label, progress, connect_attempts, pause)
             finally:
                 if part.exists() and os.fstat(file.fileno()).st_size == 0:
-                    part.unlink()
+                    part.unlink(missing_ok=True)
     except OSError as error:
         raise Bw24Error(f"{label}: cannot write {quote(str(error.filename or part), 4096)}: {error.strerror}") from None
 
