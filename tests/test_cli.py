@@ -49,8 +49,9 @@ def run(monkeypatch, capsys):
 
 def external(*words: str, **settings) -> subprocess.Popen:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("BW24_")} | {"PYTHONPATH": str(ROOT / "py")}
+    # a shell that starts a job in the background lets it ignore SIGINT, and children inherit that: the tests' program must hear it
     return subprocess.Popen([sys.executable, "-m", "bw24", *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            errors="replace", **settings)
+                            errors="replace", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **settings)
 
 
 # ---- gen
