@@ -41,7 +41,7 @@ ALIASES = {
     DEMO_MODEL: Alias(
         file="demo.gguf",
         size=19977344,
-        sha256="a81d948a8c4af90a8bfa75acb6a7f4158a58a09d175939f75b7fc3dcd4c565e0",
+        sha256="9e2e54d2932d9b1cda73854ce5f7de8373a3b1d0a5838a0d9d7626c0eea5acc7",
         about="a 34 M parameter model that writes Python-like text and knows nothing, built in",
         hub=(),
         shipped=True,
