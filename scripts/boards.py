@@ -93,7 +93,29 @@ def facts_table(rows: list[Record]) -> str:
         else:
             text = f"{d['rms_ours']:.3f} / {d['rms_peer']:.3f}"
             out.append(f"| {name(r)} | RMS error of the logits against float activations, ours / llama.cpp's own | {text} | `{r.id}` |")
-    return "\n".join(out) + "\n"
+    return "\n".join([*out, *served(rows), *drafted(rows)]) + "\n"
+
+
+def served(rows: list[Record]) -> list[str]:
+    """tok/s of each engine's server by number of clients, the last row of each: median of its runs."""
+    last = {(r.data["engine"], r.data["clients"]): r for r in rows if r.data.get("what") == "serve" and not r.retired}
+    out = []
+    for (engine, clients), r in last.items():
+        rate = sorted(r.data["tokens_per_second"])[len(r.data["tokens_per_second"]) // 2]
+        out.append(f"| {name(r)} | {engine} as a server, {clients} client{'s' * (clients > 1)} | {rate:.0f} tok/s | `{r.id}` |")
+    return out
+
+
+def drafted(rows: list[Record]) -> list[str]:
+    """Speculation beside llama.cpp on the demo model, the newest row."""
+    found = [r for r in rows if r.data.get("kind") == "spec_peer" and not r.retired]
+    if not found:
+        return []
+    r = found[-1]
+    t = r.data["total"]
+    text = (f"accepted {t['ours_spec']['acceptance']:.3f} / {t['peer_spec']['acceptance']:.3f}, {t['ours_spec']['tokens_per_second']:.0f} / "
+            f"{t['peer_spec']['tokens_per_second']:.0f} tok/s, {r.data['speed_up']['ours']:.2f}x / {r.data['speed_up']['peer']:.2f}x of own plain")
+    return [f"| {r.data['model'].removesuffix('.gguf')} | speculation, K = {r.data['k']}, {r.data['prompts']} prompts, ours / llama.cpp | {text} | `{r.id}` |"]
 
 
 def steps(rows: list[Record]) -> list[Record]:
