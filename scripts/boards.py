@@ -115,7 +115,8 @@ def drafted(rows: list[Record]) -> list[str]:
     t = r.data["total"]
     text = (f"accepted {t['ours_spec']['acceptance']:.3f} / {t['peer_spec']['acceptance']:.3f}, {t['ours_spec']['tokens_per_second']:.0f} / "
             f"{t['peer_spec']['tokens_per_second']:.0f} tok/s, {r.data['speed_up']['ours']:.2f}x / {r.data['speed_up']['peer']:.2f}x of own plain")
-    return [f"| {r.data['model'].removesuffix('.gguf')} | speculation, K = {r.data['k']}, {r.data['prompts']} prompts, ours / llama.cpp | {text} | `{r.id}` |"]
+    what = f"speculation, K = {r.data['k']}, {r.data['prompts']} prompts, ours / llama.cpp"
+    return [f"| {r.data['model'].removesuffix('.gguf')} | {what} | {text} | `{r.id}` |"]
 
 
 def steps(rows: list[Record]) -> list[Record]:
