@@ -11,6 +11,12 @@ from pathlib import Path
 
 VERNEED = 0x6FFFFFFE
 FLOOR = (2, 17)  # manylinux2014; older policies are no longer accepted by pip's users
+# the C++ runtime that a policy promises: highest version of the name -> glibc of the policy (PEP 600's table in auditwheel)
+RUNTIME = {
+    "GLIBCXX": (((3, 4, 19), (2, 17)), ((3, 4, 24), (2, 28)), ((3, 4, 29), (2, 34))),
+    "CXXABI": (((1, 3, 7), (2, 17)), ((1, 3, 11), (2, 28)), ((1, 3, 13), (2, 34))),
+    "GCC": (((4, 8, 0), (2, 17)), ((8, 0, 0), (2, 28)), ((11, 0, 0), (2, 34))),
+}
 
 
 def needs(path: Path) -> dict[str, set[str]]:
@@ -40,15 +46,26 @@ def needs(path: Path) -> dict[str, set[str]]:
     return out
 
 
+def glibc_for(name: str) -> tuple[int, int] | None:
+    """The glibc of the first policy that promises a symbol version; None where none does."""
+    kind, _, number = name.partition("_")
+    version = tuple(int(n) for n in number.split(".")) if re.fullmatch(r"\d+(\.\d+)*", number) else None
+    if kind == "GLIBC" and version:
+        return version[:2]
+    return next((glibc for top, glibc in RUNTIME.get(kind, ()) if version and version <= top), None)
+
+
 def tag(path: Path) -> str:
     """For instance manylinux_2_17_x86_64. ValueError where it needs something that the policies do not promise."""
     highest = FLOOR
     for library, names in needs(path).items():
-        if not re.match(r"(lib(c|m|pthread|dl|rt)|ld-linux.*)\.so", library):
+        if not re.match(r"(lib(c|m|pthread|dl|rt|gcc_s|stdc\+\+)|ld-linux.*)\.so", library):
             raise ValueError(f"{path} needs versions of {library}: no manylinux policy without carrying it")
         for name in names:
-            if found := re.fullmatch(r"GLIBC_(\d+)\.(\d+)(?:\.\d+)?", name):
-                highest = max(highest, (int(found[1]), int(found[2])))
+            found = glibc_for(name)
+            if found is None and name != "GLIBC_PRIVATE":
+                raise ValueError(f"{path} needs {name} of {library}: no manylinux policy promises it")
+            highest = max(highest, found or FLOOR)
     return f"manylinux_{highest[0]}_{highest[1]}_{platform.machine()}"
 
 
