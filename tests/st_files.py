@@ -8,9 +8,22 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+from bw24 import source, st_model
 
 FIXTURES = Path(__file__).parent / "fixtures" / "checkpoints"
+FAMILIES = sorted(p.name for p in FIXTURES.iterdir())
 Tensor = tuple[str, tuple[int, ...], bytes]  # dtype, row-major shape, data
+
+
+def needs(family: str) -> Path:
+    """The folder of a family's fixture; skips where the architecture is not in this version."""
+    folder = FIXTURES / family
+    arch = st_model.FAMILIES[json.loads((folder / "config.json").read_text())["model_type"]].arch
+    if arch not in source.architectures():
+        pytest.skip(f"architecture {arch} is not in this version")
+    return folder
 
 
 def header_bytes(header: object, pad: int = 8) -> bytes:

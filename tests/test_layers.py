@@ -12,20 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import st_files
-from bw24 import source, st_model
+from bw24 import source
 from bw24.engine import Engine
+from st_files import FAMILIES, needs
 
-FAMILIES = sorted(p.name for p in st_files.FIXTURES.iterdir())
 LIMIT = 1e-4  # of the largest value
-
-
-def needs(family: str) -> Path:
-    folder = st_files.FIXTURES / family
-    arch = st_model.FAMILIES[json.loads((folder / "config.json").read_text())["model_type"]].arch
-    if arch not in source.architectures():
-        pytest.skip(f"architecture {arch} is not in this version")
-    return folder
 
 
 def cut_before(text: str, layer: int) -> str:

@@ -15,7 +15,7 @@ from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.safetensors import INDEX, open_shards, parse_header
 from bw24.st_quant import E4M3, Fp4, Fp8, read_sources
-from st_files import bf16, f32, file_bytes, header_bytes, u8
+from st_files import FAMILIES, bf16, f32, file_bytes, header_bytes, needs, u8
 
 ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 TWO = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "b": {"dtype": "U8", "shape": [4], "data_offsets": [8, 12]}}
@@ -301,17 +301,6 @@ def distance(folder: Path, expected: Path | None = None) -> float:
     want = np.load((expected or folder) / "expected.npz")
     got = logits(folder, want["ids"].tolist(), len(want["logits"]), float_activations=True)
     return float(np.abs(got - want["logits"]).max() / np.abs(want["logits"]).max())
-
-
-FAMILIES = sorted(p.name for p in st_files.FIXTURES.iterdir())
-
-
-def needs(family: str) -> Path:
-    folder = st_files.FIXTURES / family
-    arch = st_model.FAMILIES[json.loads((folder / "config.json").read_text())["model_type"]].arch
-    if arch not in source.architectures():
-        pytest.skip(f"architecture {arch} is not in this version")
-    return folder
 
 
 @pytest.mark.parametrize("family", FAMILIES)

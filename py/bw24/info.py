@@ -14,7 +14,7 @@ from .build import ListBuilder, Params
 from .engine import available_memory, parse_kv, step_rows
 from .errors import Bw24Error
 from .gguf import Header, get
-from .sizes import predict
+from .sizes import Sizes, predict
 from .source import architectures
 from .tokenizer import from_metadata
 
@@ -34,24 +34,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Need:
-    """Bytes at one context length, one sequence: weights as the backend holds them, work buffers, KV pages, recurrent state, what does not depend
-    on the model; `program`: the process itself, in the host's memory. device: on the card; host: in the host's memory."""
+class Need(Sizes):
+    """Sizes of one sequence and `program`, the bytes of the process itself, which are in `host` too."""
 
-    context: int
-    weights: int
-    work: int
-    kv: int
-    state: int
-    fixed: int
     program: int
-    device: int
-    host: int
-
-    @property
-    def total(self) -> int:
-        """Where the model lives."""
-        return self.device or self.host
 
     def fits(self, place: Place) -> bool:
         return self.host <= place.host_free and self.device <= (place.free if self.device else self.device)
@@ -133,7 +119,7 @@ def needs(header: Header, described: Described, place: Place, kv: str | None = N
     program = resident() + PROGRAM
     for context in contexts or [*(c for c in CONTEXTS if c < own), own]:
         s = predict(header.tensors.values(), lists, place.backend, formats, context, step_rows(place.backend))
-        out.append(Need(context, s.weights, s.work, s.kv, s.state, s.fixed, program, s.device, s.host + program))
+        out.append(Need(**{**vars(s), "host": s.host + program}, program=program))
     return out
 
 

@@ -2,6 +2,7 @@
  * with random blocks and with values no sane file holds. Expected bytes and values are tests/test_formats.py's business. */
 #include "formats/formats.h"
 #include "ref/dot.h"
+#include "check.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,17 +15,6 @@ _Static_assert(sizeof(float) == 4 && (int8_t)-1 < 0, "the blocks need 4-byte flo
     _Static_assert(BW_##form == BW_FLOAT ? (block) == 1 : (block) % 32 == 0 && 256 % (block) == 0, #name ": block");
 #include "types.def"
 #undef TYPE
-
-static int failures;
-#define CHECK(cond, ...) \
-    do { \
-        if (!(cond)) { \
-            failures++; \
-            fprintf(stderr, "%s:%d: ", __FILE__, __LINE__); \
-            fprintf(stderr, __VA_ARGS__); \
-            fputc('\n', stderr); \
-        } \
-    } while (0)
 
 static uint32_t seed = 1;
 static uint32_t next_random(void) {

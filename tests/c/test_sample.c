@@ -6,19 +6,9 @@
 #include <string.h>
 
 #include "bw24.h"
+#include "check.h"
 
 enum { MOST = 400, CASES = 20000 };
-
-static int failures;
-#define CHECK(cond, ...) \
-    do { \
-        if (!(cond)) { \
-            failures++; \
-            fprintf(stderr, "%s:%d: ", __FILE__, __LINE__); \
-            fprintf(stderr, __VA_ARGS__); \
-            fputc('\n', stderr); \
-        } \
-    } while (0)
 
 static uint64_t state = 88172645463325252ull;
 static uint32_t below(uint32_t n) {
