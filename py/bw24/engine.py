@@ -16,7 +16,7 @@ from .adapt import Learner
 from .depth import Costs
 from .drafter import PRE_NORM, SPARE, Draft, embedded
 from .errors import Bw24Error
-from .sampling import SamplingParams, picks
+from .sampling import Draw, SamplingParams, picks
 from .sizes import Shape, largest_context, predict
 from .source import F32, Model
 from .tiers import Placement, Spill, Tiers, decide
@@ -144,6 +144,7 @@ class Engine:
         self.owners = owners  # who learns rows of a trimmed head: adapt.py
         self._drafted: set[Any] = set()  # timelines that look ahead; closed before their sequences
         self._keep: list[Any] = []
+        self._used = abi.new("bw24_memory")
         self.model, self._asked_rows, self.costs = model, max_rows, Costs()
         self.max_rows = max_rows or MAX_ROWS
         self.after_step: Callable[[int, float], None] | None = None  # (rows, seconds) of each step that has succeeded
@@ -299,6 +300,11 @@ class Engine:
         at_ctx = kv_bytes(self.model, self.kv, self.ctx, self.max_rows, self.draft)
         return {"weights": m.weights, "work": m.work, "kv": m.kv, "kv_at_ctx": at_ctx, "device": m.device}
 
+    def kv_used(self) -> int:
+        """Bytes of pages in use, `memory()["kv"]` at the price of one call: a scheduler asks before each step."""
+        abi.check(abi.lib().bw24_model_memory(self._model, self._used))
+        return self._used.kv
+
     def explain(self, plan: bool = False) -> str:
         """The list, or how this backend runs it."""
         out = abi.ffi.new("char **")
@@ -331,9 +337,9 @@ class Engine:
         self._run(rows, abi.lib().bw24_step_greedy, c, len(rows), abi.ffi.cast("int32_t *", abi.ffi.from_buffer(tokens)))
         return tokens[:wanted]
 
-    def step_sample(self, rows: Seq[Row], draws: Seq[tuple[SamplingParams, Seq[int]]]) -> np.ndarray:
+    def step_sample(self, rows: Seq[Row], draws: Seq[tuple[SamplingParams | Draw, Seq[int]]]) -> np.ndarray:
         """As `step`, with a token drawn from each wanted row instead of its logits: the one that `sampling.sample` draws with these
-        (parameters, history) at the position after the row, wherever it is computed. Returns [wanted] int32."""
+        (parameters or their Draw, history) at the position after the row, wherever it is computed. Returns [wanted] int32."""
         c, wanted = self._rows(rows)
         if len(draws) != wanted:
             raise Bw24Error(f"step_sample: {wanted} rows are wanted, {len(draws)} draws are given")

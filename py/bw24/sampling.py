@@ -60,9 +60,20 @@ class _Call:
         self.token = ffi.new("int32_t *")
 
 
-def picks(draws: Sequence[tuple[SamplingParams, Sequence[int]]]) -> tuple[Any, list[Any]]:
+class Draw:
+    """Parameters as the library takes them, made once for all the draws of a reply."""
+
+    def __init__(self, params: SamplingParams):
+        self._params, self._call = params, None if params.penalises else _Call(params, (), None)
+
+    def call(self, history: Sequence[int]) -> _Call:
+        return self._call or _Call(self._params, history, None)
+
+
+def picks(draws: Sequence[tuple[SamplingParams | Draw, Sequence[int]]]) -> tuple[Any, list[Any]]:
     """`bw24_pick[]` for (parameters, history) of several rows, and the objects that must live as long as it is used."""
-    out, calls = abi.ffi.new("bw24_pick[]", len(draws)), [_Call(params, history, None) for params, history in draws]
+    calls = [params.call(history) if isinstance(params, Draw) else _Call(params, history, None) for params, history in draws]
+    out = abi.ffi.new("bw24_pick[]", len(draws))
     for pick, call in zip(out, calls, strict=True):
         pick.params, pick.history, pick.n_history = call.sampler, call.history, call.n_history
     return out, calls

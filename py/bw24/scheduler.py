@@ -110,21 +110,38 @@ class Job:
     stats: JobStats = field(default_factory=JobStats)
     cancelled: bool = False
     _events: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
+    _over: threading.Event = field(default_factory=threading.Event)  # no event follows
     _open: int = 0
 
     def pieces(self, wait: float | None = None) -> Iterator[Piece | None]:
         """The pieces of all choices as they are made; None where `wait` seconds brought none. Raises Bw24Error where the job failed."""
+        for batch in self.batches(wait):
+            yield from batch or [None]
+
+    def batches(self, wait: float | None = None, pace: float = 0.0) -> Iterator[list[Piece]]:
+        """As `pieces`, all that are there at once; an empty list for None. pace: seconds that the reader rests after each batch, the job's end
+        apart. A reader woken for each of some hundred tokens a second takes the time from the step that makes the next one."""
         left = len(self.params)
         while left:
-            try:
+            batch: list[Piece] = []
+            with contextlib.suppress(queue.Empty):
                 event = self._events.get(timeout=wait)
-            except queue.Empty:
-                yield None
-                continue
-            if isinstance(event, Exception):
+                while not isinstance(event, Exception):
+                    batch.append(event)
+                    left -= bool(event.reason)
+                    event = self._events.get_nowait()
+                if batch:
+                    yield batch
                 raise event
-            left -= bool(event.reason)
-            yield event
+            yield batch
+            if left and batch and pace:
+                self._over.wait(pace)
+
+    def put(self, event: Piece | Exception, over: bool = False) -> None:
+        """For the scheduler: a piece, or the error that ends the job."""
+        self._events.put(event)
+        if over:
+            self._over.set()
 
 
 @dataclass(eq=False)
@@ -140,6 +157,7 @@ class _Run:
     matcher: Matcher | None = None
     stream: Any = None
     filter: Any = None
+    draw: sampling.Draw | None = None
     leader: _Run | None = None  # the run whose prompt pass it waits for
     marks: list[int] = field(default_factory=list)  # positions ahead at which a copy is kept, the nearest last
 
@@ -286,7 +304,7 @@ class Scheduler:
             self._active.clear()
             self.cache.clear()
             for job in jobs.values():
-                job._events.put(error)
+                job.put(error, over=True)
             self._change.notify_all()
 
     def _drop_cancelled(self) -> None:
@@ -301,7 +319,7 @@ class Scheduler:
             job.stats.finished = now()
             for choice in range(len(job.params)):
                 self._count(INTERRUPTED)
-                job._events.put(Piece(choice, reason=INTERRUPTED))
+                job.put(Piece(choice, reason=INTERRUPTED), over=choice == len(job.params) - 1)
         for run in [r for r in self._active if r.job.cancelled]:
             self._finish(run, INTERRUPTED)
 
@@ -357,6 +375,7 @@ class Scheduler:
                 run.matcher = job.grammar() if job.grammar else None
                 run.stream = self.tokenizer.stream() if self.tokenizer else None
                 run.filter = StopFilter(list(job.stops))
+                run.draw = sampling.Draw(job.params[run.choice])
             runs[0].seq = self._sequence(runs[0])
         except Bw24Error as error:
             self._fail(job, error)
@@ -400,7 +419,7 @@ class Scheduler:
         """A row of logits for each run whose tokens are all in; or its next token, where every one of them can be drawn without logits."""
         ready = [run for run, n in runs if run.pending == n]
         if ready and all(self._draws(run) for run in ready):
-            return self.engine.step_sample(rows, [(run.job.params[run.choice], run.tokens) for run in ready])
+            return self.engine.step_sample(rows, [(run.draw, run.tokens) for run in ready])
         return self.engine.step(rows)
 
     @staticmethod
@@ -423,7 +442,7 @@ class Scheduler:
         pages = sum((r.seq.pos + n - 1) // PAGE_TOKENS - (r.seq.pos - 1) // PAGE_TOKENS for r, n in chosen)
         need = pages * self._page_bytes + self._growth(len(chosen))
         self._trim_cache()
-        while self.engine.memory()["kv"] + need > self.kv_room:
+        while self.engine.kv_used() + need > self.kv_room:
             if self.cache.drop_oldest():
                 continue
             with_pages = [r for r in self._active if r.seq]
@@ -443,8 +462,8 @@ class Scheduler:
 
     def _trim_cache(self) -> None:
         """Keep the budget: all pages in use are at most cache_ram more than the active runs would need alone."""
-        while self.engine.memory()["kv"] > self.cache_ram + self._held_by_active() and self.cache.drop_oldest():
-            pass
+        while len(self.cache) and self.engine.kv_used() > self.cache_ram + self._held_by_active():
+            self.cache.drop_oldest()
 
     def _preempt(self, run: _Run) -> None:
         run.seq.close()
@@ -548,7 +567,7 @@ class Scheduler:
         elif len(run.tokens) > self.engine.ctx:
             self._finish(run, CONTEXT, piece)
         else:
-            job._events.put(piece)
+            job.put(piece)
 
     def _text(self, run: _Run, token: int) -> tuple[str, bool]:
         if run.stream is None or (self.tokenizer.is_special(token) and token not in run.job.visible):
@@ -577,7 +596,7 @@ class Scheduler:
         run.job._open -= 1
         if not run.job._open:
             run.job.stats.finished = now()
-        run.job._events.put(piece)
+        run.job.put(piece, over=not run.job._open)
 
     def _count(self, reason: str) -> None:
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
@@ -593,7 +612,7 @@ class Scheduler:
                 run.seq, self._tight = None, False
         self._count("error")
         job.stats.finished = now()
-        job._events.put(error)
+        job.put(error, over=True)
 
 
 def up_to_mark(run: _Run, rows: int) -> int:

@@ -14,7 +14,7 @@ from . import schemas
 from .errors import bad
 from .http import STREAM_HEADERS, ClientGone, Guarded, body_of, current, dumps, failure, json_response
 from .prompting import Conversation, anthropic_messages
-from .replies import Exchange, Plan, left, sampling_params
+from .replies import TICK, Exchange, Plan, left, sampling_params
 from .service import Service
 
 api = Blueprint("anthropic", __name__)
@@ -94,7 +94,7 @@ class MessageReply:
         """The body of a reply that is not streamed."""
         blocks: list[dict[str, Any]] = []
         reason = "stop"
-        for delta in self.exchange.deltas():
+        for delta in self.exchange.deltas(TICK):
             if delta is None:
                 continue
             for part in delta.parts:
@@ -103,7 +103,7 @@ class MessageReply:
                     blocks[-1][key] += part.text
                 else:
                     blocks.append(block_of(part))
-            self.stop, reason = delta.piece.stop or self.stop, delta.reason or reason
+            self.stop, reason = delta.pieces[-1].stop or self.stop, delta.reason or reason
         return {**self.head, "content": blocks, **self._ended(reason), "usage": usage_of(self.exchange)}
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -123,7 +123,7 @@ class MessageReply:
                     at, open_kind = at + 1, part.kind
                     yield {"type": "content_block_start", "index": at, "content_block": _empty(block_of(part))}
                 yield {"type": "content_block_delta", "index": at, "delta": _growth(part)}
-            self.stop, reason = delta.piece.stop or self.stop, delta.reason or reason
+            self.stop, reason = delta.pieces[-1].stop or self.stop, delta.reason or reason
         if open_kind:
             yield {"type": "content_block_stop", "index": at}
         yield {"type": "message_delta", "delta": self._ended(reason), "usage": usage_of(self.exchange)}

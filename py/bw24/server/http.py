@@ -15,6 +15,7 @@ from .replies import ClientGone
 from .service import Service
 
 log = logging.getLogger("bw24.server")
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -64,7 +65,7 @@ def body_of(table: Record) -> dict[str, Any]:
 
 
 def dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _encode(value)
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -17,7 +17,7 @@ from . import schemas
 from .errors import ApiError, bad
 from .http import body_of, current, event_stream, json_response
 from .prompting import Conversation, openai_messages
-from .replies import Exchange, Plan, left, sampling_params
+from .replies import TICK, Delta, Exchange, Plan, left, sampling_params
 from .service import Service
 
 api = Blueprint("openai", __name__)
@@ -115,6 +115,11 @@ def entry(service: Service, token: int, found: Logprobs) -> dict[str, Any]:
     return {**one(token, found.token), "top_logprobs": [one(i, value) for i, value in found.top]}
 
 
+def entries_of(service: Service, delta: Delta) -> list[dict[str, Any]]:
+    """The log probabilities that a delta brought."""
+    return [entry(service, p.token, p.logprobs) for p in delta.pieces if p.logprobs]
+
+
 class ChatReply:
     """The wire form of one chat request's replies."""
 
@@ -131,7 +136,7 @@ class ChatReply:
         calls: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         entries: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         reasons = [""] * n
-        for delta in self.exchange.deltas():
+        for delta in self.exchange.deltas(TICK):
             if delta is None:
                 continue
             for part in delta.parts:
@@ -139,8 +144,7 @@ class ChatReply:
                     calls[delta.choice].append(call_dict(part))
                 else:
                     texts[delta.choice][part.kind] += part.text
-            if delta.piece.logprobs:
-                entries[delta.choice].append(entry(self.service, delta.piece.token, delta.piece.logprobs))
+            entries[delta.choice] += entries_of(self.service, delta)
             reasons[delta.choice] = delta.reason
         choices = []
         for i in range(n):
@@ -167,10 +171,10 @@ class ChatReply:
             if delta is None:
                 yield None
                 continue
-            shown = [entry(self.service, delta.piece.token, delta.piece.logprobs)] if delta.piece.logprobs else None
+            shown = entries_of(self.service, delta)
             for part in delta.parts:
                 yield self._chunk(delta.choice, self._part(part, counts, delta.choice), entries=shown)
-                shown = None
+                shown = []
             if shown:
                 yield self._chunk(delta.choice, {}, entries=shown)
             if delta.reason:
@@ -250,13 +254,14 @@ class TextReply:
         for p, exchange in enumerate(self.exchanges):
             texts, pieces = [self.echoes[p]] * self.n, [[] for _ in range(self.n)]
             reasons = [""] * self.n
-            for delta in exchange.deltas():
+            for delta in exchange.deltas(TICK):
                 if delta is None:
                     continue
                 i = delta.choice
-                if delta.piece.logprobs:
-                    pieces[i].append((len(texts[i]), delta.piece.token, delta.piece.logprobs))
-                texts[i] += delta.piece.text
+                for piece in delta.pieces:
+                    if piece.logprobs:
+                        pieces[i].append((len(texts[i]), piece.token, piece.logprobs))
+                    texts[i] += piece.text
                 reasons[i] = delta.reason
             choices += [self._choice(p * self.n + i, texts[i], pieces[i], reasons[i], exchange.plan.top) for i in range(self.n)]
         return {**self.head, "choices": choices, "usage": usage_of(self.exchanges), "timings": self.exchanges[0].timings()}
@@ -271,11 +276,14 @@ class TextReply:
                 if delta is None:
                     yield None
                     continue
-                i, piece = delta.choice, delta.piece
-                found = [(lengths[i], piece.token, piece.logprobs)] if piece.logprobs else []
-                lengths[i] += len(piece.text)
-                if piece.text or found or delta.reason:
-                    one = self._choice(p * self.n + i, piece.text, found, delta.reason or None, exchange.plan.top)
+                i, text, found = delta.choice, "", []
+                for piece in delta.pieces:
+                    if piece.logprobs:
+                        found.append((lengths[i] + len(text), piece.token, piece.logprobs))
+                    text += piece.text
+                lengths[i] += len(text)
+                if text or found or delta.reason:
+                    one = self._choice(p * self.n + i, text, found, delta.reason or None, exchange.plan.top)
                     yield {**self.head, "choices": [one], **extra}
         if self.stream_usage:
             yield {**self.head, "choices": [], "usage": usage_of(self.exchanges)}

@@ -17,13 +17,14 @@ from ..generate import CONTEXT, INTERRUPTED, LENGTH
 from ..grammar import Wish
 from ..sampling import SamplingParams
 from ..scheduler import Busy, Job, Matcher, Piece
-from ..toolcalls import CALL, PLAIN, REASONING, Format, Part, ReplyParser, Schemas
+from ..toolcalls import CALL, PLAIN, REASONING, Format, Part, ReplyParser, Schemas, merge
 from .errors import ApiError, bad
 
 if TYPE_CHECKING:
     from .service import Service
 
 TICK = 0.1  # seconds between looks at whether the client is still there
+PACE = 0.01  # seconds between the events of a stream at least: tokens that come faster share one; nobody sees a hundredth of a second
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 DEFAULTS = {"temperature": 1.0}  # OpenAI's; the other defaults are SamplingParams'
 
@@ -55,11 +56,11 @@ class Plan:
 
 @dataclass
 class Delta:
-    """What came of one piece: parts of a choice's reply; `reason` on its last: stop, length or tool_calls."""
+    """What came of pieces that arrived together: parts of a choice's reply; `reason` on its last: stop, length or tool_calls."""
 
     choice: int
     parts: list[Part]
-    piece: Piece
+    pieces: list[Piece]
     reason: str = ""
 
 
@@ -170,51 +171,55 @@ class Exchange:
     def cancel(self) -> None:
         self._service.scheduler.cancel(self.job)
 
-    def deltas(self) -> Iterator[Delta | None]:
-        """Each piece taken apart; None where the settings' `ping` seconds brought nothing. Raises ClientGone, ApiError."""
+    def deltas(self, pace: float = PACE) -> Iterator[Delta | None]:
+        """The pieces taken apart, those of a choice that arrive within `pace` seconds as one; None where the settings' `ping` seconds brought
+        nothing. Raises ClientGone, ApiError."""
         plan = self.plan
         parsers = [ReplyParser(plan.known, plan.tools, plan.thinking) for _ in plan.params]
         calls, done = [0] * len(parsers), set()
         quiet = looked = time.monotonic()
         try:
-            for piece in self.job.pieces(TICK):
-                if piece is None or time.monotonic() - looked > TICK:
-                    looked = time.monotonic()
+            for batch in self.job.batches(TICK, pace):
+                now = time.monotonic()
+                if not batch or now - looked > TICK:
+                    looked = now
                     if self._gone():
                         raise ClientGone
-                if piece is None:
-                    if time.monotonic() - quiet >= self._service.settings.ping:
-                        quiet = time.monotonic()
+                if not batch:
+                    if now - quiet >= self._service.settings.ping:
+                        quiet = now
                         yield None
                     continue
-                if piece.choice in done:
-                    continue
-                quiet = time.monotonic()
-                yield (delta := self._delta(parsers[piece.choice], piece, calls))
-                if delta.reason:
-                    done.add(piece.choice)
-                    if len(done) == len(parsers):
-                        break
+                quiet = now
+                for choice in dict.fromkeys(piece.choice for piece in batch):
+                    if choice in done:
+                        continue
+                    yield (delta := self._delta(parsers[choice], [p for p in batch if p.choice == choice], calls))
+                    if delta.reason:
+                        done.add(choice)
+                if len(done) == len(parsers):
+                    break
         except Bw24Error as error:
             raise error if isinstance(error, ApiError) else ApiError(_status(error), str(error)) from None
         finally:
             self.cancel()
             self._service.metrics.observe(self.job.stats)
 
-    def _delta(self, parser: ReplyParser, piece: Piece, calls: list[int]) -> Delta:
-        if piece.reason == INTERRUPTED:
-            raise ApiError(503, "the request was cancelled", kind="cancelled")
-        self.reasoning_tokens += parser.mode == REASONING and piece.token is not None
-        parts = parser.push(piece.text) + (parser.finish() if piece.reason else [])
-        for at, part in enumerate(parts):
-            if part.kind == CALL:
-                calls[piece.choice] += 1
-                if not self.plan.parallel:
-                    return Delta(piece.choice, parts[: at + 1], piece, "tool_calls")
-        reason = ""
-        if piece.reason:
-            reason = "length" if piece.reason in (LENGTH, CONTEXT) else "tool_calls" if calls[piece.choice] else "stop"
-        return Delta(piece.choice, parts, piece, reason)
+    def _delta(self, parser: ReplyParser, pieces: list[Piece], calls: list[int]) -> Delta:
+        """Of pieces of one choice."""
+        parts, reason, choice = [], "", pieces[0].choice
+        for used, piece in enumerate(pieces, 1):
+            if piece.reason == INTERRUPTED:
+                raise ApiError(503, "the request was cancelled", kind="cancelled")
+            self.reasoning_tokens += parser.mode == REASONING and piece.token is not None
+            for part in parser.push(piece.text) + (parser.finish() if piece.reason else []):
+                parts.append(part)
+                calls[choice] += part.kind == CALL
+                if part.kind == CALL and not self.plan.parallel:
+                    return Delta(choice, merge(parts), pieces[:used], "tool_calls")
+            if piece.reason:
+                reason = "length" if piece.reason in (LENGTH, CONTEXT) else "tool_calls" if calls[choice] else "stop"
+        return Delta(choice, merge(parts), pieces, reason)
 
     def usage(self) -> dict[str, int]:
         """Tokens of the prompt (cached ones apart) and of all choices."""
