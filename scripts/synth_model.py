@@ -358,8 +358,7 @@ def write_model(path: Path, name: str, shape: Shape, mix: str, seed: int = 0, vo
                 embed: str | None = None) -> dict[str, int]:
     """Write one model; returns bytes by storage type. Equal arguments give equal files."""
     tensors = tensors_of(shape)
-    plan, given = type_plan(tensors, mix, head, embed), {t.name for t in tensors}
-    sizes: dict[str, int] = {}
+    plan = type_plan(tensors, mix, head, embed)
     with GGUFWriter(path) as writer:
         writer.add("general.architecture", shape.family)
         writer.add("general.name", f"random weights, {name} shape")
@@ -368,23 +367,30 @@ def write_model(path: Path, name: str, shape: Shape, mix: str, seed: int = 0, vo
         for key, value in model_keys(shape).items():
             writer.add(key, value)
         add_vocabulary(writer, shape, vocab)
-        for t in tensors:
-            kind = plan[t.name]
-            _, block, size = TYPES[TYPE_IDS[kind]]
-            sizes[kind] = sizes.get(kind, 0) + math.prod(t.shape) // block * size
-            if t.role in ("linear", "embed", "head"):
-                writer.add_tensor(t.name, kind, t.shape, functools.partial(stream, t, kind, seed))
-            elif t.role in (synth_moe.ROUTER, synth_moe.BIAS):
-                writer.add_tensor(t.name, kind, t.shape, synth_moe.vector(t, seed, shape.extra["skew"], shape.extra["top"]))
-            else:
-                matrix = t.name.removesuffix("scale") + "weight"  # a factor of an NVFP4 matrix brings its spread in
-                spread = nvfp4_scale(1 / math.sqrt(shape.extra["expert_ff"])) if t.name.endswith("_exps.scale") and plan[matrix] == "NVFP4" else 1
-                writer.add_tensor(t.name, kind, t.shape, (vector(t, seed) * spread).astype("<f4"))
-            # fused gate and up experts have no factor of their own in any reader: their rows are large, and a norm follows
-            factor = t.name.removesuffix("weight") + "scale" not in given and not t.name.endswith("gate_up_exps.weight")
-            if kind == "NVFP4" and t.role == "linear" and factor:
-                scale = np.array([nvfp4_scale(1 / math.sqrt(t.shape[0]))], "<f4")
-                writer.add_tensor(t.name.removesuffix("weight") + "scale", "F32", (1,), scale)
+        return add_tensors(writer, shape, tensors, plan, seed)
+
+
+def add_tensors(writer: GGUFWriter, shape: Shape, tensors: list[Tensor], plan: dict[str, str], seed: int) -> dict[str, int]:
+    """Tensors by their plan, NVFP4 matrices with their factors; returns bytes by storage type."""
+    given = {t.name for t in tensors}
+    sizes: dict[str, int] = {}
+    for t in tensors:
+        kind = plan[t.name]
+        _, block, size = TYPES[TYPE_IDS[kind]]
+        sizes[kind] = sizes.get(kind, 0) + math.prod(t.shape) // block * size
+        if t.role in ("linear", "embed", "head"):
+            writer.add_tensor(t.name, kind, t.shape, functools.partial(stream, t, kind, seed))
+        elif t.role in (synth_moe.ROUTER, synth_moe.BIAS):
+            writer.add_tensor(t.name, kind, t.shape, synth_moe.vector(t, seed, shape.extra["skew"], shape.extra["top"]))
+        else:
+            matrix = t.name.removesuffix("scale") + "weight"  # a factor of an NVFP4 matrix brings its spread in
+            spread = nvfp4_scale(1 / math.sqrt(shape.extra["expert_ff"])) if t.name.endswith("_exps.scale") and plan[matrix] == "NVFP4" else 1
+            writer.add_tensor(t.name, kind, t.shape, (vector(t, seed) * spread).astype("<f4"))
+        # fused gate and up experts have no factor of their own in any reader: their rows are large, and a norm follows
+        factor = t.name.removesuffix("weight") + "scale" not in given and not t.name.endswith("gate_up_exps.weight")
+        if kind == "NVFP4" and t.role == "linear" and factor:
+            scale = np.array([nvfp4_scale(1 / math.sqrt(t.shape[0]))], "<f4")
+            writer.add_tensor(t.name.removesuffix("weight") + "scale", "F32", (1,), scale)
     return sizes
 
 
