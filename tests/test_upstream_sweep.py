@@ -38,6 +38,24 @@ def test_a_sweep_names_new_commits_by_mechanism(tmp_path):
     assert "later" in page.read_text()
 
 
+def test_two_trees_are_compared(tmp_path):
+    page, path = tmp_path / "sweeps.md", "ggml/src/ggml-cuda/mmvq.cu"
+    body = "static int kept(int n) {\n    return call(n);\n}\n"
+    for tree, text in (("old", f"__global__ void gone(int a) {{}}\n{body}"),
+                       ("new", "__global__ void __launch_bounds__(32, 1) fresh(int a) {}\n" + body.replace("call(n)", 'getenv("GGML_X")'))):
+        (tmp_path / tree / path).parent.mkdir(parents=True)
+        (tmp_path / tree / path).write_text(text)
+    (tmp_path / "new" / "common").mkdir()
+    (tmp_path / "new" / "common" / "speculative.cpp").write_text("int a;\n")
+    assert upstream_sweep.main([str(tmp_path / "new"), "--before", str(tmp_path / "old"), "--labels", "b1", "b2", "--page", str(page)]) == 0
+    text = page.read_text()
+    assert "From b1 (files of 20" in text and f"**matrix times vector**: 1 files\n- {path} +2 -2\n- new: `GGML_X`, `fresh`\n- gone: `gone`" in text
+    assert "- common/speculative.cpp +1 -0 (new)" in text and "**experts**: nothing" in text
+    assert upstream_sweep.last_sweep(text)
+    with pytest.raises(SystemExit, match="no file of llama.cpp"):
+        upstream_sweep.main([str(tmp_path / "new"), "--before", str(tmp_path / "new" / "common"), "--page", str(page)])
+
+
 def test_what_is_asked_wrongly(tmp_path):
     with pytest.raises(SystemExit, match="no earlier sweep"):
         upstream_sweep.main([str(tmp_path), "--page", str(tmp_path / "p.md")])
