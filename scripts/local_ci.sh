@@ -4,6 +4,7 @@
 #   scripts/local_ci.sh --full       kernel-check, gates, speculation K=1..8, all tests with a budget of skips, every seeded fault: complete, half an hour
 #   scripts/local_ci.sh --gpu        the same order on a machine with a card, short (scripts/gpu.sh)
 #   scripts/local_ci.sh --perf ...   speed and acceptance against the last green revision (scripts/perf_ci.py; its options follow)
+#   scripts/local_ci.sh --gpu-perf [DIR] ...   the same on a card with every published CUDA cell; models of random weights are written to DIR
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
@@ -32,12 +33,18 @@ case $mode in
 --gpu)
     exec scripts/gpu.sh build/gpu short
     ;;
+--gpu-perf)
+    models=${1:-${TMPDIR:-/tmp}/bw24-gpu-models}
+    [ $# -eq 0 ] || shift
+    make lib CUDA=1
+    exec $python scripts/perf_ci.py --backend cuda --published "$models" --make "$@"
+    ;;
 --perf)
     make
     exec $python scripts/perf_ci.py "$@"
     ;;
 *)
-    sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac

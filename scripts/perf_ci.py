@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -21,13 +22,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "py"))
 
+import perf_cells  # noqa: E402
 from bw24.bench import DISTURBED, MIN_ROUNDS, Others, median_interval  # noqa: E402
+from perf_cells import Cell  # noqa: E402
 
 RECORD = ROOT / "research" / "perf-ci.jsonl"
 DEMO = "py/bw24/data/demo.gguf"
 TOLERANCE = 0.03  # a cell is slower where even the upper end of its interval lies below 1 - TOLERANCE
 DRIFT = 0.06  # the product of the medians since the anchor must stay above 1 - DRIFT
-CELLS = (("prefill", 256), ("decode", 64))
+CLOCK_DROP = 0.05  # a round in which the card's clock lay further than this below its highest is another machine than the one before
 PROMPTS = (
     "def add(a, b):", "import os\n\ndef walk(path):", "class Stack:\n    def push(self, item):", "# Read a file of numbers and return their mean\n",
 )
@@ -46,10 +49,18 @@ class Side:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.tree / "py"), "BW24_LIBRARY": str(self.library)}
 
-    def start(self, backend: str, threads: int, models: list[str]) -> None:
-        command = [sys.executable, str(ROOT / "scripts" / "perf_worker.py"), backend, str(threads), *models]
+    def start(self, backend: str, threads: int, cells: list[Cell]) -> None:
+        room: dict[tuple[str, str], int] = {}
+        for c in cells:
+            room[c.model, c.kv] = max(room.get((c.model, c.kv), 2048), c.depth + c.tokens + 64)
+        command = [sys.executable, str(ROOT / "scripts" / "perf_worker.py")]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment())
+        self._ask({"backend": backend, "threads": threads, "engines": [[model, kv, n] for (model, kv), n in room.items()]})
         self.hello = self._read()
+
+    def _ask(self, what: dict[str, Any]) -> None:
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
 
     def _read(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
@@ -57,9 +68,8 @@ class Side:
             raise SystemExit(f"perf-ci: the worker of {self.tree} ended with status {self.process.wait()}")
         return json.loads(line)
 
-    def seconds(self, model: str, kind: str, tokens: int) -> float:
-        self.process.stdin.write(json.dumps({"model": model, "kind": kind, "tokens": tokens}) + "\n")
-        self.process.stdin.flush()
+    def seconds(self, cell: Cell) -> float:
+        self._ask(cell.request())
         return self._read()["seconds"]
 
     def stop(self) -> None:
@@ -67,15 +77,16 @@ class Side:
             self.process.stdin.close()
             self.process.wait()
 
-    def acceptance(self, backend: str) -> list[list[int]]:
-        """Rounds, drafted and accepted tokens of each prompt with the demo model: integers that depend on nothing but the code."""
+    def acceptance(self, backend: str) -> list[list[int]] | str:
+        """Rounds, drafted and accepted tokens of each prompt with the demo model: integers that depend on nothing but the code. Why, where a
+        prompt fails."""
         out = []
         for prompt in PROMPTS:
             command = [sys.executable, "-m", "bw24", "gen", "-m", str(self.tree / DEMO), "--backend", backend]
             command += ["--spec", "3", "-n", "96", "-p", prompt, "--json"]
             done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), check=False)
             if done.returncode:
-                raise SystemExit(f"perf-ci: gen of {self.tree} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+                return f"gen failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
             spec = json.loads(done.stdout.splitlines()[-1])["speculation"]
             out.append([spec["rounds"], spec["drafted"], spec["accepted"]])
         return out
@@ -84,6 +95,16 @@ class Side:
 def rows() -> list[dict[str, Any]]:
     """The green rows so far."""
     return [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines() if line] if RECORD.is_file() else []
+
+
+def revision_of(name: str) -> str:
+    """The short hash of a revision; as given where there is no git (a copied tree)."""
+    done = subprocess.run(["git", "rev-parse", "--short=12", name], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if (ROOT / ".git").exists():
+            raise SystemExit(f"perf-ci: {name}: {(done.stderr.strip().splitlines() or ['no such revision'])[-1]}")
+        return name
+    return done.stdout.strip()
 
 
 def tree_of(revision: str) -> Side:
@@ -100,37 +121,59 @@ def tree_of(revision: str) -> Side:
 
 
 @contextlib.contextmanager
-def running(sides: list[Side], backend: str, threads: int, models: list[str]) -> Iterator[None]:
+def running(sides: list[Side], backend: str, threads: int, cells: list[Cell]) -> Iterator[None]:
     try:
         for side in sides:
-            side.start(backend, threads, models)
+            side.start(backend, threads, cells)
         yield
     finally:
         for side in sides:
             side.stop()
 
 
-def measure(base: Side, new: Side, models: list[str], rounds: int) -> tuple[dict[str, list[float]], list[float]]:
-    """Base seconds over new seconds of every cell (above 1: faster now), round by round, and the cores that others used in each kept round."""
-    cells = [(m, kind, n) for m in models for kind, n in CELLS]
+@dataclass
+class Kept:
+    """One round: base seconds over new seconds by cell, the new side's seconds, the cores that others used, the card's state right after it."""
+
+    ratios: dict[str, float]
+    seconds: dict[str, float]
+    others: float
+    card: dict[str, str] | None
+
+
+def measure(base: Side, new: Side, cells: list[Cell], rounds: int) -> tuple[list[Kept], int]:
+    """Rounds of all cells, ours and the base's back to back, taking turns: the quietest `rounds` of at most twice as many, and how many were run."""
     for side in (base, new):
         for cell in cells:
-            side.seconds(*cell)
+            side.seconds(cell)
     busy_workers(base, new)
-    kept: list[tuple[float, dict[str, float]]] = []
+    kept: list[Kept] = []
     for number in range(2 * rounds):
-        others, found = Others(), {}
-        for m, kind, n in cells:
-            pair: dict[int, float] = {}
-            for side in (base, new) if number % 2 == 0 else (new, base):
-                pair[id(side)] = side.seconds(m, kind, n)
-            found[f"{Path(m).name} {kind} {n}"] = pair[id(base)] / pair[id(new)]
+        others, ratios, seconds = Others(), {}, {}
+        for cell in cells:
+            pair = {id(side): side.seconds(cell) for side in ((base, new) if number % 2 == 0 else (new, base))}
+            ratios[cell.name], seconds[cell.name] = pair[id(base)] / pair[id(new)], pair[id(new)]
         used = max(others.cores() - busy_workers(base, new), 0.0)
-        kept.append((used, found))
-        if sum(u <= DISTURBED for u, _ in kept) >= rounds:
+        kept.append(Kept(ratios, seconds, used, clocks()))
+        if sum(k.others <= DISTURBED for k in steady(kept)) >= rounds:
             break
-    kept = sorted(kept, key=lambda k: k[0])[:rounds]
-    return {name: [found[name] for _, found in kept] for name in kept[0][1]}, [u for u, _ in kept]
+    tried, chosen = len(kept), steady(kept)
+    if len(chosen) < rounds:
+        chosen = kept
+    return sorted(chosen, key=lambda k: k.others)[:rounds], tried
+
+
+def steady(kept: list[Kept]) -> list[Kept]:
+    """The rounds in which the card's clock stayed near its highest; all of them without a card."""
+    mhz = [clock_of(k) for k in kept]
+    top = max((m for m in mhz if m), default=0.0)
+    return [k for k, m in zip(kept, mhz, strict=True) if not m or m >= top * (1 - CLOCK_DROP)]
+
+
+def clock_of(k: Kept) -> float:
+    """MHz of the card's multiprocessors after the round; 0 where there is none or it does not say."""
+    word = (k.card or {}).get("sm", "").split(" ")[0]
+    return float(word) if word.replace(".", "", 1).isdigit() else 0.0
 
 
 _last_ticks: dict[int, float] = {}
@@ -149,7 +192,7 @@ def busy_workers(base: Side, new: Side) -> float:
     return total / wall if wall else 0.0
 
 
-def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[list, list], before: list[dict[str, Any]],
+def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[list | str, list | str], before: list[dict[str, Any]],
           accept_change: str | None) -> tuple[int, list[str], dict[str, Any]]:
     """Exit code, what to say, and the row's cells. `before`: green rows, oldest first, for the drift since the last anchor."""
     said, cells, status = [], {}, GREEN
@@ -170,7 +213,10 @@ def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[lis
             said.append(f"RED {name}: {drift:.3f} of the anchor's speed, lost over {len(before)} green rows; measure with --base ANCHOR")
         else:
             said.append(f"ok  {name}: {middle:.3f} ({low:.3f}..{high:.3f}), since the anchor {drift:.3f}")
-    if counts[0] != counts[1] and not accept_change:
+    if isinstance(counts[1], str):
+        status = RED
+        said.append(f"RED acceptance: {counts[1]}")
+    elif counts[0] != counts[1] and not accept_change:
         status = RED
         said.append(f"RED acceptance: rounds, drafted, accepted were {counts[0]}, are {counts[1]}; --accept-change REASON takes the new ones")
     loud = sum(u > DISTURBED for u in others)
@@ -194,38 +240,65 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--base", metavar="REV", help="compare with this revision (default: that of the last green row, else HEAD~1)")
     p.add_argument("--library", type=Path, help="measure this libbw24.so as the new side instead of the tree's")
+    p.add_argument("--base-tree", type=Path, metavar="DIR", help="with --base: a built tree of that revision (default: built under build/perf)")
     p.add_argument("--model", action="append", default=[], metavar="FILE", help="more GGUF files to time (default: the demo model alone)")
+    p.add_argument("--published", type=Path, metavar="DIR", help="time every published cell of the backend whose model is in DIR, too")
+    p.add_argument("--make", action="store_true", help="with --published: write models of random weights that DIR lacks")
+    p.add_argument("--only", default="", metavar="REGEX", help="with --published: cells whose names match")
     p.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--rounds", type=int, default=MIN_ROUNDS, help=f"pairs a cell, at least {MIN_ROUNDS}")
     p.add_argument("--accept-change", metavar="REASON", help="acceptance may differ; the reason goes into the row")
     p.add_argument("--anchor", action="store_true", help="drift is counted from this row on")
+    p.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the run's row there, whatever its colour")
     p.add_argument("--dry-run", action="store_true", help="judge, but append no row")
     args = p.parse_args(argv)
+    if args.base_tree and not args.base:
+        p.error("--base-tree DIR: name its revision with --base")
     if args.rounds < MIN_ROUNDS:
         p.error(f"--rounds {args.rounds}: at least {MIN_ROUNDS}")
     return args
 
 
+def cells_of(args: argparse.Namespace) -> list[Cell]:
+    """What this run times; says which published rows it cannot."""
+    cells = perf_cells.of_models([str(ROOT / DEMO), *args.model])
+    if args.published:
+        more, missing = perf_cells.of_record(args.published, args.backend, args.only, args.make)
+        print("\n".join([*missing, f"{len(more)} published cells"]), flush=True)
+        cells += more
+    return cells
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     before = [r for r in rows() if r["backend"] == args.backend]
-    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    revision = args.base or (before[-1]["revision"] if before else f"{head}~1")
-    revision = subprocess.run(["git", "rev-parse", "--short=12", revision], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    base, new = tree_of(revision), Side(ROOT, (args.library or ROOT / "py" / "bw24" / "libbw24.so").resolve())
-    models = [str(ROOT / DEMO), *args.model]
-    with running([base, new], args.backend, args.threads, models):
-        ratios, others = measure(base, new, models, args.rounds)
+    head = revision_of("HEAD")
+    revision = revision_of(args.base or (before[-1]["revision"] if before else f"{head}~1"))
+    if args.base_tree:
+        base = Side(args.base_tree.resolve(), args.base_tree.resolve() / "py" / "bw24" / "libbw24.so")
+    else:
+        base = tree_of(revision)
+    new = Side(ROOT, (args.library or ROOT / "py" / "bw24" / "libbw24.so").resolve())
+    cells = cells_of(args)
+    with running([base, new], args.backend, args.threads, cells):
+        kept, tried = measure(base, new, cells, args.rounds)
+    ratios = {name: [k.ratios[name] for k in kept] for name in kept[0].ratios}
+    others = [k.others for k in kept]
     counts = base.acceptance(args.backend), new.acceptance(args.backend)
-    status, said, cells = judge(ratios, others, counts, before, args.accept_change)
+    status, said, found = judge(ratios, others, counts, before, args.accept_change)
+    for name, cell in found.items():
+        cell["seconds"] = statistics.median(k.seconds[name] for k in kept)
     print("\n".join(said))
+    row = {
+        "schema": "perf-ci 1", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "revision": head, "base": revision,
+        "backend": args.backend, "device": new.hello["device"], "threads": args.threads, "rounds": args.rounds, "tried": tried,
+        "others_cores": others, "clocks": [k.card for k in kept] if kept[0].card else None, "cells": found, "acceptance": counts[1], "accept_change": args.accept_change,
+        "anchor": args.anchor or not before,
+    }
+    if args.output:
+        args.output.write_text(json.dumps({**row, "status": status}) + "\n", encoding="utf-8")
     if status == GREEN and not args.dry_run:
-        row = {
-            "schema": "perf-ci 1", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "revision": head, "base": revision,
-            "backend": args.backend, "device": new.hello["device"], "threads": args.threads, "rounds": args.rounds, "others_cores": others,
-            "clocks": clocks(), "cells": cells, "acceptance": counts[1], "accept_change": args.accept_change, "anchor": args.anchor or not before,
-        }
         with RECORD.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
     print({GREEN: "GREEN", RED: "RED: nothing recorded", UNMEASURED: "NOT MEASURED: nothing recorded"}[status])

@@ -3,6 +3,7 @@ a library given with --library (make test-faults): ordinary tests judge no speed
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import perf_cells  # noqa: E402
 import perf_ci  # noqa: E402
+from perf_cells import Cell  # noqa: E402
 
 QUIET, LOUD = [0.01] * 5, [0.01, 0.5, 0.5, 0.5, 0.02]
 SAME = ([[7, 21, 17]], [[7, 21, 17]])
@@ -50,6 +53,81 @@ def test_slow_drift_is_caught():
     assert judge([0.99] * 5, before=[step] * 6 + [step | {"anchor": True}])[0] == perf_ci.GREEN
 
 
+def test_a_failed_acceptance_is_red():
+    status, said, _ = judge([1.0] * 5, counts=(SAME[0], "gen failed: no card"))
+    assert status == perf_ci.RED and said[-1] == "RED acceptance: gen failed: no card"
+
+
+def kept(mhz: float, others: float = 0.01) -> perf_ci.Kept:
+    return perf_ci.Kept({"c": 1.0}, {"c": 1.0}, others, {"sm": f"{mhz:.0f} MHz"})
+
+
+def test_a_round_at_a_lower_clock_is_not_kept():
+    fast, slow = [kept(1980) for _ in range(4)], kept(1600)
+    assert perf_ci.steady([*fast, slow]) == fast
+    nowhere = perf_ci.Kept({"c": 1.0}, {"c": 1.0}, 0.01, None)
+    assert perf_ci.steady([nowhere]) == [nowhere] and perf_ci.clock_of(kept(0)) == 0
+
+
+def record(folder: Path, **files: list[dict]) -> Path:
+    for name, lines in files.items():
+        path = folder / f"{name.replace('__', '/')}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def bench_row(file: str, backend: str = "cpu", **more) -> dict:
+    cells = [{"kind": "prefill", "tokens": 16, "depth": 0}, {"kind": "decode", "tokens": 4, "depth": 8}]
+    return {"schema": 1, "file": file, "file_bytes": 3, "backend": backend, "kv": {"full": "f16", "window": "f16"}, "cells": cells} | more
+
+
+def test_the_published_cells(tmp_path):
+    """The last row of each, of the backend, not retired; steps of a card by rows and depth; files by name and size."""
+    root = record(tmp_path / "research", cpu=[bench_row("a.gguf"), bench_row("gone.gguf"), bench_row("card.gguf", "cuda")],
+                  cuda__steps=[{"what": "step", "model": "8b.gguf", "kv": "q8_0/q5_1", "rows": 4, "depth": 128},
+                               {"what": "step", "model": "8b.gguf cut to 2 layers", "rows": 4, "depth": 128},
+                               {"what": "step", "model": "8b.gguf", "class": "fast", "rows": 1, "depth": 128}])
+    (tmp_path / "m").mkdir()
+    for name in ("a.gguf", "x-8b.gguf"):
+        (tmp_path / "m" / name).write_text("abc")
+    cells, missing = perf_cells.of_record(tmp_path / "m", "cpu", "", False, root)
+    assert [c.name for c in cells] == ["a.gguf prefill 16", "a.gguf decode 4 @ 8"]
+    assert len(missing) == 1 and "no gone.gguf of 3 bytes" in missing[0]
+    cells, missing = perf_cells.of_record(tmp_path / "m", "cuda", "step", False, root)
+    assert [c.name for c in cells] == ["x-8b.gguf step 4 @ 128 kv q8_0/q5_1"] and missing == []
+    assert perf_cells.of_record(tmp_path / "m", "cpu", "decode", False, root)[0][0].request()["depth"] == 8
+
+
+def test_a_model_of_random_weights_is_made_as_its_row_says(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(perf_cells.subprocess, "run", lambda words, **_: ran.append(words))
+    row = "random weights (scripts/synth_model.py qwen3-8b --type Q4_K --head Q4_K)"
+    assert perf_cells.make(tmp_path, "q.gguf", row) == tmp_path / "q.gguf" and ran[0][2:] == [
+        "qwen3-8b", "--type", "Q4_K", "--head", "Q4_K", "-o", str(tmp_path / "q.gguf")]
+    assert perf_cells.make(tmp_path, "q.gguf", "real weights") is None
+
+
+def test_every_published_row_of_random_weights_says_how(tmp_path):
+    """What a stranger cannot make or fetch cannot be measured again."""
+    found = perf_cells.published(perf_cells.load(ROOT / "research"), "cuda")
+    benches = {r.id: r for r in found.values() if r.data.get("schema") == 1}
+    assert benches and all(perf_cells.SYNTHETIC.search(r.data["weights"]) for r in benches.values())
+
+
+def test_the_worker_times_every_kind(tmp_path):
+    from test_faults import library_file
+    from tiny_model import write_tiny
+
+    model = str(write_tiny(tmp_path / "m.gguf", context=1024))
+    cells = [Cell(model, "prefill", 16), Cell(model, "decode", 4, 8), Cell(model, "step", 4, 8), Cell(model, "step", 1, 8, "q8_0/q5_1")]
+    side, other = perf_ci.Side(ROOT, library_file()), perf_ci.Side(ROOT, library_file())
+    with perf_ci.running([side, other], "cpu", 1, cells):
+        rounds, tried = perf_ci.measure(side, other, cells, 1)
+    assert len(rounds) == 1 and tried in (1, 2) and set(rounds[0].ratios) == {c.name for c in cells}
+    assert all(0 < s < 5 for s in rounds[0].seconds.values())
+
+
 def sides(library: Path) -> tuple[perf_ci.Side, perf_ci.Side]:
     if not ORDINARY.is_file():
         pytest.skip("no built tree")
@@ -72,8 +150,9 @@ def test_speed_of_this_library(pytestconfig):
     if not pytestconfig.getoption("--library"):
         pytest.skip("speed is judged only for a library given with --library")
     base, new = sides(library_file())
-    model = str(ROOT / perf_ci.DEMO)
-    with perf_ci.running([base, new], "cpu", 2, [model]):
-        ratios, others = perf_ci.measure(base, new, [model], 7)
-    status, said, _ = perf_ci.judge(ratios, [0.0] * len(others), SAME, [], None)
+    cells = perf_cells.of_models([str(ROOT / perf_ci.DEMO)])
+    with perf_ci.running([base, new], "cpu", 2, cells):
+        kept, _ = perf_ci.measure(base, new, cells, 7)
+    ratios = {name: [k.ratios[name] for k in kept] for name in kept[0].ratios}
+    status, said, _ = perf_ci.judge(ratios, [0.0] * len(kept), SAME, [], None)
     assert status == perf_ci.GREEN, said
