@@ -293,7 +293,8 @@ def main(argv: list[str] | None = None) -> int:
     row = {
         "schema": "perf-ci 1", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "revision": head, "base": revision,
         "backend": args.backend, "device": new.hello["device"], "threads": args.threads, "rounds": args.rounds, "tried": tried,
-        "others_cores": others, "clocks": [k.card for k in kept] if kept[0].card else None, "cells": found, "acceptance": counts[1], "accept_change": args.accept_change,
+        "others_cores": others, "clocks": [k.card for k in kept] if kept[0].card else None, "cells": found,
+        "acceptance": counts[1], "accept_change": args.accept_change,
         "anchor": args.anchor or not before,
     }
     if args.output:
