@@ -87,17 +87,26 @@ static int add_penalties(const bw_dist_in *in, const int32_t *row, float *l) {
     return rc;
 }
 
-/* l: logits after bias and penalties */
-static int adjusted(const bw_dist_in *in, float *l) {
+static bool penalised(const bw24_sampler *p) {
+    return p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
+}
+
+/* *out: logits after bias and penalties, NULL where there are none, so that a draw for each token of a reply copies nothing */
+static int adjusted(const bw_dist_in *in, float **out) {
     const bw24_sampler *p = in->p;
-    memcpy(l, in->logits, (size_t)in->n * sizeof *l);
-    bool penalties = in->n_history && (p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f);
+    bool penalties = in->n_history && penalised(p);
+    *out = NULL;
     if (!p->n_bias && !penalties) return 0;
-    int32_t *row;
-    BW_TRY(row_table(in, &row));
-    int rc = add_bias(in, row, l);
+    float *l = malloc((size_t)in->n * sizeof *l);
+    if (!l) return bw_fail(BW24_E_MEMORY, "out of memory for %d logits", in->n);
+    memcpy(l, in->logits, (size_t)in->n * sizeof *l);
+    int32_t *row = NULL;
+    int rc = row_table(in, &row);
+    if (!rc) rc = add_bias(in, row, l);
     if (!rc && penalties) rc = add_penalties(in, row, l);
     free(row);
+    if (rc) free(l);
+    else *out = l;
     return rc;
 }
 
@@ -146,19 +155,54 @@ int32_t bw_dist_race(const bw_mass *c, int32_t m, uint64_t seed, uint64_t positi
     return best;
 }
 
-/* masses of the adjusted logits l, then the filters; c has room for in->n */
+enum { LANES = 32 }; /* ids of one word of a mask */
+
+/* top: the largest of up to LANES logits whose bit is set, in lanes; odd stays 0 while all are finite. Elementwise, so that vectors serve. */
+static void look(const float *l, int n, uint32_t bits, float *top, float *odd) {
+    for (int j = 0; j < n; j++) {
+        float x = bits >> j & 1 ? l[j] : -INFINITY;
+        top[j] = x > top[j] ? x : top[j];
+        odd[j] = odd[j] + (l[j] - l[j]);
+    }
+}
+
+/* the row of the largest logit of whole vocabularies, the lowest of equals, -1 where the mask allows none; every logit is looked at */
+static int largest(const bw_dist_in *in, const float *l, int32_t *best) {
+    float top[LANES], odd[LANES] = {0}, sum = 0, high = -INFINITY;
+    for (int j = 0; j < LANES; j++) top[j] = -INFINITY;
+    for (int32_t i = 0; i + LANES <= in->n; i += LANES) look(l + i, LANES, in->mask ? in->mask[i / LANES] : ~0u, top, odd);
+    int32_t rest = in->n % LANES, from = in->n - rest;
+    if (rest) look(l + from, rest, in->mask ? in->mask[from / LANES] : ~0u, top, odd);
+    for (int j = 0; j < LANES; j++) { sum = sum + odd[j]; high = top[j] > high ? top[j] : high; }
+    for (int32_t i = 0; i < in->n && sum != 0; i++)
+        if (!(l[i] - l[i] == 0)) return bw_fail(BW24_E_NUMERIC, "logit of token %d is Inf or NaN", i);
+    *best = -1;
+    for (int32_t i = 0; i < in->n && *best < 0 && high > -INFINITY; i++)
+        if (l[i] == high && allowed(in->mask, i)) *best = i;
+    return 0;
+}
+
+/* the same where rows stand for the tokens of in->ids */
+static int largest_of(const bw_dist_in *in, const float *l, int32_t *best, int32_t *best_id) {
+    *best = -1;
+    for (int32_t i = 0; i < in->n; i++) {
+        int32_t id = in->ids[i];
+        if (id >= 0 && !(l[i] - l[i] == 0)) return bw_fail(BW24_E_NUMERIC, "logit of token %d is Inf or NaN", id);
+        if (allowed(in->mask, id) && (*best < 0 || l[i] > l[*best] || (l[i] == l[*best] && id < *best_id))) *best = i, *best_id = id;
+    }
+    return 0;
+}
+
+/* masses of the adjusted logits l, then the filters; c has room for in->n, of temperature 0 for one */
 static int masses(const bw_dist_in *in, const float *l, bw_mass *c, int32_t *count) {
     const bw24_sampler *p = in->p;
     int32_t best = -1, best_id = 0, m = 0;
-    for (int32_t i = 0; i < in->n; i++) {
-        int32_t id = in->ids ? in->ids[i] : i;
-        if (id >= 0 && !(l[i] - l[i] == 0)) return bw_fail(BW24_E_NUMERIC, "logit of token %d is Inf or NaN", id);
-        if (allowed(in->mask, id) && (best < 0 || l[i] > l[best] || (l[i] == l[best] && id < best_id))) best = i, best_id = id;
-    }
+    if (in->ids) BW_TRY(largest_of(in, l, &best, &best_id));
+    else BW_TRY(largest(in, l, &best));
     if (best < 0)
         return bw_fail(BW24_E_ARG, in->mask ? "bw24_sample: the mask allows no token" : "bw24_sample: no logit stands for a token");
     if (p->temperature == 0.0f) {
-        c[0] = (bw_mass){l[best], best_id, 1ull << 40};
+        c[0] = (bw_mass){l[best], in->ids ? best_id : best, 1ull << 40};
         *count = 1;
         return 0;
     }
@@ -178,10 +222,10 @@ static int masses(const bw_dist_in *in, const float *l, bw_mass *c, int32_t *cou
 }
 
 int bw_dist_make(const bw_dist_in *in, bw_mass **out, int32_t *m) {
-    float *l = malloc((size_t)in->n * sizeof *l);
-    bw_mass *c = malloc((size_t)in->n * sizeof *c);
-    int rc = l && c ? adjusted(in, l) : bw_fail(BW24_E_MEMORY, "out of memory for %d logits", in->n);
-    if (!rc) rc = masses(in, l, c, m);
+    float *l;
+    BW_TRY(adjusted(in, &l));
+    bw_mass *c = malloc((in->p->temperature == 0.0f ? 1 : (size_t)in->n) * sizeof *c);
+    int rc = c ? masses(in, l ? l : in->logits, c, m) : bw_fail(BW24_E_MEMORY, "out of memory for %d logits", in->n);
     free(l);
     if (rc) free(c);
     *out = rc ? NULL : c;
@@ -214,10 +258,6 @@ int bw_sample(const float *logits, int32_t n, const int32_t *ids, int32_t vocab,
     }
     bw_fpenv_leave(e);
     return rc;
-}
-
-static bool penalised(const bw24_sampler *p) {
-    return p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
 }
 
 int bw_check_pick(const bw24_pick *p, int32_t n) {
