@@ -78,7 +78,7 @@ def test_replies_together_and_alone_are_plain(model, k: int):
             assert rounds.rounds and rounds.drafted == sum(one.stats.drafted for one in [*together, *alone])
             assert sum(rounds.accepted) == sum(one.stats.accepted for one in [*together, *alone])
             if k > 0:
-                assert sum(rounds.accepted) > 0.3 * rounds.drafted and together[4].stats.drafted == together[5].stats.drafted == 0
+                assert sum(rounds.accepted) > 0.3 * rounds.drafted and together[4].stats.drafted and together[5].stats.accepted
         assert not engine._sequences and not engine._drafted and engine.memory()["kv"] == 0
 
 

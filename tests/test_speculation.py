@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bw24 import abi
+from bw24 import abi, speculate
 from bw24.cli_check import GATE_ROWS, gate_ids
 from bw24.depth import Depth
 from bw24.drafter import embedded
@@ -231,6 +231,9 @@ def test_the_text_is_plain_decodings_full(goldens: Path, name: str):
                 assert reply(e, prompt, params, k)[:2] == plain[:2], k
 
 
+DRAFT = speculate.draft
+
+
 class Oracle(Drafted):
     """Drafts the reply itself, wrong at every `slip`-th position: all accepted but those. Notes what the block would have drafted first."""
 
@@ -238,9 +241,10 @@ class Oracle(Drafted):
         super().__init__(e, k, SamplingParams())
         self.future, self.slip, self.firsts = future, slip, []
 
-    def _draft(self, request) -> None:
-        super()._draft(request)
-        at = self.pos + 1
+    def slipped(self, engine: Engine, requests) -> None:
+        """In the place of speculate.draft."""
+        DRAFT(engine, requests)
+        request, at = requests[0], self.pos + 1
         self.firsts.append((at - 1, request.drafts[0]))
         drafts = [t ^ (at + i) % self.slip // (self.slip - 1) for i, t in enumerate(self.future[at : at + self.k])]
         request.drafted = len(drafts)
@@ -248,10 +252,11 @@ class Oracle(Drafted):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "ref"])
-def test_acceptance_of_known_drafts(backend: str):
+def test_acceptance_of_known_drafts(backend: str, monkeypatch):
     """Exact counts, rows equal to the reference's bit for bit, and the block's keys and values those of the true past, whatever was rejected."""
     prompt, future = tokens()[:40], tokens()
     with engine(backend=backend) as e, closing(Oracle(e, 3, future, 6)) as seq:
+        monkeypatch.setattr(speculate, "draft", seq.slipped)
         found = [seq.prefill(prompt)[-1]]
         found += [seq.decode(t) for t in future[40:89]]
         stats, firsts = seq.stats, seq.firsts

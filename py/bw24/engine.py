@@ -320,13 +320,17 @@ class Engine:
             abi.check(abi.lib().bw24_seq_new_role(out, self._model, role.encode()))
         return Sequence(self, out[0], [], role)
 
-    def step(self, rows: Seq[Row]) -> np.ndarray:
-        """One step of 1..max_rows rows (sequence, token, whether its logits are wanted). Returns [wanted, n_vocab] f32 in row order.
+    def step(self, rows: Seq[Row], out: np.ndarray | None = None) -> np.ndarray:
+        """One step of 1..max_rows rows (sequence, token, whether its logits are wanted). Returns [wanted, n_vocab] f32 in row order, in the
+        first rows of `out` where that is given.
 
         All or nothing: on Bw24Error no sequence has moved.
         """
         c, wanted = self._rows(rows)
-        logits = np.empty((wanted, self._logits[rows[0][0].role]), np.float32)
+        width = self._logits[rows[0][0].role]
+        if out is not None and (out.dtype != np.float32 or out.shape[1:] != (width,) or len(out) < wanted or not out.flags.c_contiguous):
+            raise Bw24Error(f"step: expected room for float32 {(wanted, width)}, found {out.dtype} {out.shape}")
+        logits = np.empty((wanted, width), np.float32) if out is None else out[:wanted]
         self._run(rows, abi.lib().bw24_step, c, len(rows), _floats(logits))
         return logits
 

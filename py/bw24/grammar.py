@@ -74,16 +74,15 @@ class GrammarMatcher:
     """One reply's state (scheduler.Matcher)."""
 
     def __init__(self, matcher: Any, words: int):
-        self._matcher, self._words = matcher, words
+        self._matcher, self._bits = matcher, np.zeros(words, np.uint32)
+        self._where = self._bits.ctypes.data, self._bits.nbytes
 
     def mask(self) -> np.ndarray:
-        """Packed u32 bits of the ids allowed next."""
-        bits = np.zeros(self._words, np.uint32)
-        found = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-        bits[: len(found)] = found[: self._words]
+        """Packed u32 bits of the ids allowed next; valid until the next call."""
+        self._matcher.unsafe_compute_mask_ptr(*self._where)
         if self._matcher.is_error():
             raise Bw24Error(f"grammar: {_line(self._matcher.get_error())}")
-        return bits
+        return self._bits
 
     def accept(self, token: int) -> bool:
         """True where the reply is complete."""

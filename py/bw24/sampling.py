@@ -56,8 +56,12 @@ class _Call:
         uses = params.penalises
         self.sampler, self.n_history = p, len(history) if uses else 0
         self.history = ffi.new("int32_t[]", list(history)) if uses else ffi.NULL
-        self.mask = ffi.cast("uint32_t *", ffi.from_buffer(mask)) if mask is not None else ffi.NULL
+        self.mask = _mask(mask)
         self.token = ffi.new("int32_t *")
+
+
+def _mask(mask: np.ndarray | None) -> Any:
+    return abi.ffi.NULL if mask is None else abi.ffi.cast("uint32_t *", abi.ffi.from_buffer(mask))
 
 
 class Draw:
@@ -66,8 +70,11 @@ class Draw:
     def __init__(self, params: SamplingParams):
         self._params, self._call = params, None if params.penalises else _Call(params, (), None)
 
-    def call(self, history: Sequence[int]) -> _Call:
-        return self._call or _Call(self._params, history, None)
+    def call(self, history: Sequence[int], mask: np.ndarray | None = None) -> _Call:
+        """Valid until the next call."""
+        call = self._call or _Call(self._params, history, None)
+        call.mask = _mask(mask)
+        return call
 
 
 def picks(draws: Sequence[tuple[SamplingParams | Draw, Sequence[int]]]) -> tuple[Any, list[Any]]:
@@ -92,11 +99,12 @@ def _ids(ids: np.ndarray | None, rows: int) -> Any:
     return abi.ffi.cast("int32_t *", abi.ffi.from_buffer(ids))
 
 
-def sample(logits: np.ndarray, params: SamplingParams, history: Sequence[int], position: int, mask: np.ndarray | None = None, *,
+def sample(logits: np.ndarray, params: SamplingParams | Draw, history: Sequence[int], position: int, mask: np.ndarray | None = None, *,
            ids: np.ndarray | None = None, n_vocab: int | None = None) -> int:
     """One token id from `logits` [n_vocab] f32. `history`: ids the penalties look at; `position`: where the token will stand; `mask`: packed
     u32 bits of allowed ids or None. ids: for logits [rows] of a part of a vocabulary of n_vocab, the tokens, int32 [rows]. Raises Bw24Error."""
-    call, logits = _Call(params, history, mask), np.ascontiguousarray(logits, np.float32)
+    call = params.call(history, mask) if isinstance(params, Draw) else _Call(params, history, mask)
+    logits = np.ascontiguousarray(logits, np.float32)
     shared = call.sampler, call.history, call.n_history, position
     if ids is None:
         abi.check(abi.lib().bw24_sample(_floats(logits), len(logits), *shared, call.mask, call.token, abi.ffi.NULL))

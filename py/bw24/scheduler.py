@@ -208,6 +208,7 @@ class Scheduler:
         self.cache = PromptCache(rewinds(engine.model))
         self.counters = Counters()
         self.broken: str | None = None
+        self._logits = np.empty((0, engine.n_vocab), np.float32)
         self._waiting: deque[Job] = deque()
         self._preempted: list[_Run] = []
         self._active: list[_Run] = []
@@ -420,7 +421,9 @@ class Scheduler:
         ready = [run for run, n in runs if run.pending == n]
         if ready and all(self._draws(run) for run in ready):
             return self.engine.step_sample(rows, [(run.draw, run.tokens) for run in ready])
-        return self.engine.step(rows)
+        if len(self._logits) < len(ready):
+            self._logits = np.empty((len(ready), self.engine.n_vocab), np.float32)  # kept: new memory costs as much as the mask that is made for it
+        return self.engine.step(rows, self._logits)
 
     @staticmethod
     def _draws(run: _Run) -> bool:
@@ -542,7 +545,7 @@ class Scheduler:
         job = run.job
         if isinstance(row, np.ndarray):
             mask = run.matcher.mask() if run.matcher else None
-            token = sampling.sample(row, job.params[run.choice], run.tokens, len(run.tokens), mask)
+            token = sampling.sample(row, run.draw, run.tokens, len(run.tokens), mask)
         else:
             token = int(row)
         if not job.stats.first_token:

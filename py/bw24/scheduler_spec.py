@@ -1,6 +1,6 @@
-"""The scheduler over timelines that look ahead: replies that decode share one round of drafts, those with a grammar or log probabilities one step
-of plain rows, prompts go in steps of their own. Owns how rounds are shared; everything else is the scheduler's. A reply is the one that plain
-decoding alone gives, whatever shares its rounds.
+"""The scheduler over timelines that look ahead: replies that decode share one round of drafts, those with a grammar or log probabilities one
+whose tokens are picked here, prompts go in steps of their own. Owns how rounds are shared; everything else is the scheduler's. A reply is the one
+that plain decoding alone gives, whatever shares its rounds.
 """
 
 from __future__ import annotations
@@ -96,22 +96,25 @@ class DraftingScheduler(Scheduler):
             self._emit(run, tokens)
 
     def _judge(self, runs: list[_Run]) -> None:
-        """A row of logits for each, whose tokens are picked here."""
+        """Rows of logits for each, whose tokens are picked here: drafts serve as far as the picks are the same."""
         if not runs:
             return
+        wanted = [min(r.seq.wanted(len(runs)), self._left(r)) for r in runs]
         try:
-            logits = speculate.rows_of(self.engine, [(r.seq, r.tokens[-1]) for r in runs])
+            rows = speculate.open_rounds(self.engine, [(r.seq, r.tokens[-1]) for r in runs], speculate.shares(self.engine, wanted))
         except Bw24Error as error:
             self._step_failed([(r, 1) for r in runs], error)
             return
-        for run, row in zip(runs, logits, strict=True):
+        for run, row in zip(runs, rows, strict=True):
             self._emit(run, [row])
+            while run in self._active and (row := run.seq.follow(run.tokens[-1])) is not None:
+                self._emit(run, [row])
 
     def _retry(self, run: _Run, n: int) -> None:
         if run.matcher is None and run.job.top is None:
             self._emit(run, speculate.play(self.engine, [(run.seq, run.tokens[-1], run.tokens)], [0])[0])
         else:
-            self._emit(run, [speculate.rows_of(self.engine, [(run.seq, run.tokens[-1])])[0]])
+            self._emit(run, speculate.open_rounds(self.engine, [(run.seq, run.tokens[-1])], [0]))
 
     def _emit(self, run: _Run, rows: list[Any]) -> None:
         """The next tokens of a reply, or rows of logits to pick them from, until something ends it."""
@@ -140,6 +143,12 @@ class DraftingScheduler(Scheduler):
 
     def _finish(self, run: _Run, reason: str, piece: Piece | None = None) -> None:
         self._note(run)
+        if run.seq is not None:
+            try:
+                run.seq.settle()  # a kept timeline has no use for an open round's logits
+            except Bw24Error:
+                run.seq.close()
+                run.seq = None
         super()._finish(run, reason, piece)
 
     def _preempt(self, run: _Run) -> None:

@@ -122,7 +122,7 @@ class Drafted:
 
     def prefill(self, ids: Sequence[int], keep: int = 1, progress: Progress | None = None) -> np.ndarray | None:
         """Append a prompt. Returns the logits of its last min(keep, n) tokens, f32 [rows, vocab], None for keep 0; keep <= engine.max_rows."""
-        self._settle()
+        self.settle()
         n, first = len(ids), max(len(ids) - keep, 0)
         if not n:
             raise Bw24Error("the prompt has no tokens; the model needs at least one")
@@ -135,7 +135,7 @@ class Drafted:
 
     def append(self, ids: Sequence[int], logits: bool = False) -> np.ndarray | None:
         """One step of 1..max_rows tokens; their logits [n, vocab] where they are wanted."""
-        self._settle()
+        self.settle()
         out = np.empty((len(ids), self.engine.n_vocab), np.float32) if logits else None
         tokens = abi.ffi.new("int32_t[]", list(ids))
         pointer = abi.ffi.cast("float *", abi.ffi.from_buffer(out)) if logits else abi.ffi.NULL
@@ -157,7 +157,7 @@ class Drafted:
         """Append the newest token and return those that follow it, at least one; all but the last are appended too. history: the reply's ids
         up to and with `token`, for penalties."""
         if self._open:
-            self._settle()
+            self.settle()
         c, times, k = self._request.c, self._request.times, self.wanted()
         self._request.fill(token, history, k)
         times.draft = times.verify = times.commit = 0.0
@@ -190,44 +190,42 @@ class Drafted:
 
     def decode(self, token: int) -> np.ndarray:
         """Append one token and return the logits after it, [n_vocab]: from the open round where the token is its next draft."""
-        if self._open and self._at < self._request.c.drafted:
-            hit = self._request.c.drafts[self._at] == token
-            self.stats.reached[self._at] += 1
-            self.stats.accepted[self._at] += hit
-            if self.depth:
-                self.depth.judged(self._at, hit)
-            if hit:
-                self._at += 1
-                self.seq.tokens.append(token)
-                return self._logits[self._at]
-        self._settle()
-        self._begin(token)
-        self.seq.tokens.append(token)
-        return self._logits[0]
+        row = self.follow(token)
+        return open_rounds(self.engine, [(self, token)], [self.wanted()])[0] if row is None else row
 
-    def _begin(self, token: int) -> None:
-        """A round whose tokens the caller picks."""
-        request = self._request.fill(token, self.seq.tokens + [token], self.wanted())
-        self._draft(request)
-        self._logits = np.empty((request.drafted + 1, self.engine.n_vocab), np.float32)
-        abi.check(abi.lib().bw24_round_verify(self.engine._model, request, 1, abi.ffi.cast("float *", abi.ffi.from_buffer(self._logits))))
-        self._open, self._at = True, 0
+    def follow(self, token: int) -> np.ndarray | None:
+        """As decode where the open round has the token as its next draft; else None, and the token is not appended."""
+        if not self._open or self._at >= self._request.c.drafted:
+            return None
+        hit = self._request.c.drafts[self._at] == token
+        self.stats.reached[self._at] += 1
+        self.stats.accepted[self._at] += hit
+        if self.depth:
+            self.depth.judged(self._at, hit)
+        if not hit:
+            return None
+        self._at += 1
+        self.seq.tokens.append(token)
+        return self._logits[self._at]
+
+    def _opened(self, request: Any, token: int, logits: np.ndarray) -> None:
+        """A round was judged whose tokens the caller picks. logits: after `token` and each draft, [drafted + 1, n_vocab]."""
+        self._request.c[0] = request
+        self._open, self._at, self._logits = True, 0, logits
+        self.seq.tokens.append(token)
         self.stats.rounds += 1
         self.stats.drafted += request.drafted
 
-    def _draft(self, request: Any) -> None:
-        abi.check(abi.lib().bw24_round_draft(self.engine._model, request, 1))
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Leave no draft in the model's timeline."""
         if self._open:
             self._request.c.accepted = self._at
-            self._open, self._at = False, 0
+            self._open, self._at, self._logits = False, 0, np.empty((0, 0), np.float32)
             abi.check(abi.lib().bw24_round_commit(self.engine._model, self._request.c, 1))
 
     def truncate(self, pos: int) -> int:
         """Back to `pos`, or to the nearest position before it that can be restored. Returns the position."""
-        self._settle()
+        self.settle()
         actual = abi.ffi.new("int64_t *")
         before = self.seq.tokens[pos - 1] if 0 < pos <= len(self.seq.tokens) else -1
         abi.check(abi.lib().bw24_drafter_truncate(self._handle(), pos, before, actual))
@@ -236,7 +234,7 @@ class Drafted:
 
     def fork(self) -> Drafted:
         """A second timeline with the same past."""
-        self._settle()
+        self.settle()
         other = object.__new__(Drafted)
         other.engine, other.k, other.end, other.stats = self.engine, self.k, self.end, Rounds()
         other.depth = Depth(min(AUTO_K, self.engine.max_rows - 1), self.engine.costs) if self.depth else None
@@ -322,7 +320,7 @@ def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], dra
     timeline then. `drafts`: how many each makes (default: what it wants, the rows of one step shared out). Raises Bw24Error; then none has moved,
     but for want of memory in the middle of moving, where those that moved have their tokens."""
     for run, _, _ in runs:
-        run._settle()
+        run.settle()
     drafts = list(drafts) if drafts is not None else shares(engine, [run.wanted(len(runs)) for run, _, _ in runs])
     requests = abi.ffi.new("bw24_round_request[]", len(runs))
     for i, ((run, token, history), k) in enumerate(zip(runs, drafts, strict=True)):
@@ -347,22 +345,30 @@ def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], dra
     return out
 
 
-def rows_of(engine: Engine, runs: Sequence[tuple[Drafted, int]]) -> np.ndarray:
-    """One step of several timelines without drafts, each with its newest token: the logits after it, [runs, n_vocab]. Raises Bw24Error; then none
-    has moved."""
+def draft(engine: Engine, requests: Any) -> None:
+    """Make the drafts of `bw24_round_request[]`."""
+    abi.check(abi.lib().bw24_round_draft(engine._model, requests, len(requests)))
+
+
+def open_rounds(engine: Engine, runs: Sequence[tuple[Drafted, int]], drafts: Sequence[int]) -> list[np.ndarray]:
+    """One step of several timelines, each with its newest token and so many drafts, whose tokens the caller picks: the logits after each newest
+    token, [n_vocab]; `follow` gives those after the drafts. Raises Bw24Error; then none has moved."""
     for run, _ in runs:
-        run._settle()
+        run.settle()
     requests = abi.ffi.new("bw24_round_request[]", len(runs))
-    for i, (run, token) in enumerate(runs):
-        requests[i] = run._request.fill(token, (), 0)[0]
-    logits = np.empty((len(runs), engine.n_vocab), np.float32)
-    lib, pointer = abi.lib(), abi.ffi.cast("float *", abi.ffi.from_buffer(logits))
-    abi.check(lib.bw24_round_draft(engine._model, requests, len(runs)))
-    abi.check(lib.bw24_round_verify(engine._model, requests, len(runs), pointer))
-    abi.check(lib.bw24_round_commit(engine._model, requests, len(runs)))
-    for run, token in runs:
-        run.seq.tokens.append(token)
-    return logits
+    for i, ((run, token), k) in enumerate(zip(runs, drafts, strict=True)):
+        requests[i] = run._request.fill(token, [*run.seq.tokens, token], k)[0]
+    started, lib = time.perf_counter(), abi.lib()
+    draft(engine, requests)
+    drafted = time.perf_counter()
+    ends = np.cumsum([r.drafted + 1 for r in requests])
+    logits = np.empty((int(ends[-1]), engine.n_vocab), np.float32)
+    abi.check(lib.bw24_round_verify(engine._model, requests, len(runs), abi.ffi.cast("float *", abi.ffi.from_buffer(logits))))
+    engine.costs.timed(max(drafts), len(logits), drafted - started, time.perf_counter() - drafted)
+    parts = np.split(logits, ends[:-1])
+    for (run, token), request, rows in zip(runs, requests, parts, strict=True):
+        run._opened(request, token, rows)
+    return [rows[0] for rows in parts]
 
 
 def shares(engine: Engine, wanted: list[int]) -> list[int]:
