@@ -4,10 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "internal.h"
 
-static int checks, failures;
-#define CHECK(cond) do { checks++; if (!(cond)) { failures++; printf("%s:%d: %s\n", __FILE__, __LINE__, #cond); } } while (0)
 
 static bw24_ctx *ctx;
 static float table[64 * 16], norm[64], matrix[64 * 64];

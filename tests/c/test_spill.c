@@ -10,12 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "internal.h"
 #include "spill.h"
 
 enum { WIDTH = 256, FF = 256, EXPERTS = 6, TOP = 2, LAYERS = 2, VOCAB = 16, STEPS = 12, GAP = 96 };
-static int checks, failures;
-#define CHECK(cond) do { checks++; if (!(cond)) { failures++; printf("%s:%d: %s (%s)\n", __FILE__, __LINE__, #cond, bw24_last_error()); } } while (0)
 
 static bw24_ctx *ctx;
 static float table[VOCAB * WIDTH], router[LAYERS][EXPERTS * WIDTH], bias[EXPERTS];
