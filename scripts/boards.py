@@ -1,5 +1,5 @@
-"""Tables and pictures made from research/*.jsonl: the README's table, docs/PERFORMANCE.md, docs/plots/*.svg. With --check: writes nothing,
-exits 1 where one of them and the record disagree. Owns which rows are shown where; measures nothing."""
+"""Tables and pictures made from research/*.jsonl: README.md's, docs/COMPETITOR-SETUP.md's, docs/PERFORMANCE.md, docs/plots/*.svg. With --check:
+writes nothing, exits 1 where one of them and the record disagree. Owns which rows are shown where; measures nothing."""
 
 from __future__ import annotations
 
@@ -119,6 +119,22 @@ def drafted(rows: list[Record]) -> list[str]:
     return [f"| {r.data['model'].removesuffix('.gguf')} | {what} | {text} | `{r.id}` |"]
 
 
+def peer_table(rows: list[Record]) -> str:
+    """docs/COMPETITOR-SETUP.md: every setting of the peer that was compared with its default, the last row of each."""
+    last = {}
+    for r in rows:
+        d = r.data
+        if d.get("what") == "peer flags" and not r.retired and not d["default"]:
+            last[d["backend"], d["file"], d["group"], str(d["flags"]), str(d["env"])] = r
+    out = ["| model, backend | setting | its speed, of the default's (interval) | N | row |", "|---|---|---|---|---|"]
+    for r in last.values():
+        d = r.data
+        what = " ".join([*(f"{k} {v}" for k, v in d["flags"].items()), *(f"{k}={v}" for k, v in d["env"].items())])
+        cells = ", ".join(f"{c} {v['ratio']:.2f} ({v['low']:.2f}..{v['high']:.2f})" for c, v in d["cells"].items())
+        out.append(f"| {name(r)}, {d['backend']} | `{what}` | {cells} | {d['rounds'] * d['repeat']} | `{r.id}` |")
+    return "\n".join(out) + "\n"
+
+
 def steps(rows: list[Record]) -> list[Record]:
     """Whole steps of the CUDA backend: the last row of each (model, KV, depth, rows)."""
     last: dict[tuple, Record] = {}
@@ -183,10 +199,10 @@ def page(rows: list[Record], shown: dict[str, str]) -> str:
 
 
 def fill(text: str, board: str, table: str) -> str:
-    """`text` with the block between the board's marks replaced."""
+    """A page's text with the block between the board's marks replaced."""
     pattern = rf"(<!-- board: {board} -->\n).*?(<!-- end of board -->)"
     if not re.search(pattern, text, re.S):
-        raise SystemExit(f"README.md: no marks of board {board!r}")
+        raise SystemExit(f"no marks of board {board!r} in its page")
     return re.sub(pattern, lambda m: m.group(1) + table + m.group(2), text, flags=re.S)
 
 
@@ -197,6 +213,9 @@ def outputs(root: Path) -> dict[Path, str]:
     readme, cpu = root / "README.md", [r for r in benches(rows) if r.data["backend"] == "cpu"]
     out = {root / "docs" / "plots" / f: svg for f, svg in shown.items()}
     out[root / "docs" / "PERFORMANCE.md"] = page(rows, shown)
+    setup = root / "docs" / "COMPETITOR-SETUP.md"
+    if setup.is_file():
+        out[setup] = fill(setup.read_text(encoding="utf-8"), "peer", peer_table(rows))
     out[readme] = fill(fill(readme.read_text(encoding="utf-8"), "cpu", readme_table(cpu)), "facts", facts_table(rows))
     return out
 

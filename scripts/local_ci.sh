@@ -10,11 +10,13 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
 mode=${1:---fast}
 [ $# -eq 0 ] || shift
+test_packages() { $python scripts/python_env.py installed test || $python -m pip install --quiet --disable-pip-version-check --editable '.[test]'; }
 case $mode in
 --fast)
     make lint
     make
     make ctest
+    test_packages
     tests=$($python scripts/scope.py)
     [ -z "$tests" ] || $python -m pytest -q -x $tests
     ;;
@@ -22,6 +24,7 @@ case $mode in
     make lint
     make
     make ctest
+    test_packages
     $python -m bw24 kernel-check
     $python -m bw24 gate demo --full
     $python -m bw24 gate

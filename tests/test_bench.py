@@ -61,6 +61,9 @@ class Slower:
     def __init__(self, log: list[str]):
         self.log = log
 
+    def settle(self, cells: list[Cell]) -> None:
+        self.log.append("settle")
+
     def round(self, cells: list[Cell]) -> dict[Cell, float]:
         self.log.append("peer")
         return {c: c.tokens * (2e-3 if c.kind == "prefill" else 2e-2) for c in cells}
@@ -70,7 +73,7 @@ def test_rounds_alternate_after_a_warm_up() -> None:
     log: list[str] = []
     result = run_bench(Ours(log), Slower(log), CELLS, 5, others=Quiet())
     ours = ["ours prefill 256 0", "ours prefill 1024 0", "ours decode 64 0"]
-    assert log == ours + (ours + ["peer"] + ["peer"] + ours) * 2 + ours + ["peer"]
+    assert log == [*ours, "settle"] + (ours + ["peer"] + ["peer"] + ours) * 2 + ours + ["peer"]
     assert len(result.kept) == result.tried == 5
 
 
@@ -181,6 +184,27 @@ def test_a_whole_run_against_llama_bench(tmp_path: Path) -> None:
     result = run_bench(Ours(), find_peer(tmp_path / "llama-bench", Path("x.gguf"), 2, "q8_0", 4096), CELLS, 5, others=Quiet())
     assert result.as_json()["prefill_ratio_256"] == pytest.approx(1.0) and result.as_json()["decode_ratio"] == pytest.approx(0.1)
     assert result.peer_build == "build 77 (abc1234), CPU"
+
+
+def test_the_peer_takes_its_best_flags_for_each_cell(tmp_path: Path) -> None:
+    """Prompts twice as fast without repacking, replies slower: each is measured at its best, and the build says so."""
+    fake_bench(tmp_path, "if '--repack' in arg:\n        for r in rows: r['samples_ns'][0] *= 0.5 if r['n_prompt'] else 2")
+    side, cells = find_peer(tmp_path, Path("x.gguf"), 2, "f16", 4096), default_cells(depths=(0, 512))
+    side.settle(cells)
+    times = side.round(cells)
+    assert times == {c: pytest.approx(c.tokens * (0.5e-3 if c.kind == "prefill" else 1e-3)) for c in cells}
+    calls = [line.split(" -p ")[1] for line in (tmp_path / "log").read_text().splitlines()]
+    assert [c.split(" -ctk")[0] for c in calls] == ["256,1024 -n 64 -d 0 -r 2"] * 2 + [
+        "0 -n 64 -d 0 -r 1", "256,1024 -n 0 -d 0 -r 1", "0 -n 64 -d 512 -r 1", "256,1024 -n 0 -d 512 -r 1"]
+    assert ["--repack 0" in c for c in calls] == [False, True, False, True, False, True]
+    assert side.build == "build 77 (abc1234), CPU; --repack 0 for prefill 256, prefill 1024"
+
+
+def test_an_alternative_that_a_build_lacks_is_left_out(tmp_path: Path) -> None:
+    fake_bench(tmp_path, "if '--repack' in arg: sys.exit('error: invalid parameter for argument: --repack')")
+    side = find_peer(tmp_path, Path("x.gguf"), 2, "f16", 4096)
+    side.settle(CELLS)
+    assert side.round(CELLS) and side.build == "build 77 (abc1234), CPU"
 
 
 @pytest.mark.parametrize(("extra", "message"), [

@@ -238,7 +238,8 @@ def run_round(number: int, subject: Subject, peer: Peer | None, cells: Sequence[
 def run_bench(subject: Subject, peer: Peer | None, cells: Sequence[Cell], rounds: int = MIN_ROUNDS, *, wall_gbps: float | None = None,
               weight_bytes: int | None = None, context: dict[str, Any] | None = None, others: Others | None = None,
               progress: Callable[[int, int], None] | None = None) -> Result:
-    """Warm up, then measure `rounds` quiet rounds, trying at most twice as many; where that is not enough the quietest ones are kept.
+    """Warm up, let the peer choose its flags, then measure `rounds` quiet rounds, trying at most twice as many; where that is not enough the
+    quietest ones are kept.
 
     `wall_gbps`: read bandwidth of the machine; `weight_bytes`: bytes of weights that one decoded token reads; `context`: keys that go
     into the JSON object as they are; `progress(done, rounds)` is called after every round.
@@ -247,6 +248,8 @@ def run_bench(subject: Subject, peer: Peer | None, cells: Sequence[Cell], rounds
         raise Bw24Error(f"bench: at least {MIN_ROUNDS} rounds, asked for {rounds}")
     others = others or Others()
     time_ours(subject, cells)
+    if peer is not None:
+        peer.settle(cells)
     tried: list[Round] = []
     while len(tried) < 2 * rounds and sum(not r.disturbed for r in tried) < rounds:
         tried.append(run_round(len(tried), subject, peer, cells, others))

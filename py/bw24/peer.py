@@ -20,6 +20,9 @@ from .errors import Bw24Error
 
 KV_TYPES = {"f32": 0, "f16": 1, "q5_1": 7, "q8_0": 8}  # cache formats that both engines have -> ggml type id
 MODULE = "llama_cpp"
+# flags besides the default that have been faster for some cells of some models (docs/COMPETITOR-SETUP.md); tried for each cell before it is measured
+ALTERNATIVES = {"cpu": (("--repack", "0"),), "cuda": (("-ub", "2048"),)}
+FASTER = 1.03  # an alternative is taken where it is at least so much faster in its trial
 HOW = "give --peer-bin DIR with llama-bench in it, or type: pip install llama-cpp-python"
 
 
@@ -36,10 +39,13 @@ class Cell:
 
 
 class Peer(Protocol):
-    """The other engine. `name` and `build` say which one; `round` times every cell once, warm, and returns seconds by cell."""
+    """The other engine. `name` and `build` say which one; `settle` chooses its best flags for the cells; `round` times every cell once, warm, and
+    returns seconds by cell."""
 
     name: str
     build: str
+
+    def settle(self, cells: Sequence[Cell]) -> None: ...
 
     def round(self, cells: Sequence[Cell]) -> dict[Cell, float]: ...
 
@@ -52,7 +58,7 @@ def _check_kv(kv: str, known: Sequence[str], who: str) -> str:
 
 
 class LlamaBench:
-    """Runs the llama-bench executable, one process a round: it loads the file, warms up each test and times it once."""
+    """Runs the llama-bench executable, a process for each set of flags in a round: it loads the file, warms up each test and times it once."""
 
     name = "llama.cpp (llama-bench)"
 
@@ -60,8 +66,9 @@ class LlamaBench:
         self.binary, self.model, self.threads, self.device, self.timeout = binary, model, threads, device, timeout
         self.kv = _check_kv(kv, [name for name in KV_TYPES if name != "f32"], "llama-bench")  # its -ctk knows no f32
         self.build = "unknown build"
+        self._flags: dict[tuple[str, int], tuple[str, ...]] = {}  # (kind, tokens) -> flags that were faster in the trial
 
-    def command(self, cells: Sequence[Cell]) -> list[str]:
+    def command(self, cells: Sequence[Cell], flags: Sequence[str] = (), repeat: int = 1) -> list[str]:
         """Command line for cells of one depth."""
 
         def counts(kind: str) -> str:
@@ -69,20 +76,42 @@ class LlamaBench:
 
         where = ["-dev", "none"] if self.device == "cpu" else ["-ngl", "999", "-fa", "1"]
         return [str(self.binary), "-m", str(self.model), "-t", str(self.threads), "-p", counts("prefill"), "-n", counts("decode"),
-                "-d", str(cells[0].depth), "-r", "1", "-ctk", self.kv, "-ctv", self.kv, *where, "-o", "json"]
+                "-d", str(cells[0].depth), "-r", str(repeat), "-ctk", self.kv, "-ctv", self.kv, *where, *flags, "-o", "json"]
+
+    def settle(self, cells: Sequence[Cell]) -> None:
+        """Two repetitions of each cell, at the smallest depth, with the default flags and with each alternative; the faster flags are those of its
+        rounds. An alternative that this build does not know is left out."""
+        trial = [c for c in cells if c.depth == min(c.depth for c in cells)]
+        best = self._trial(trial, ())
+        for flags in ALTERNATIVES["cpu" if self.device == "cpu" else "cuda"]:
+            try:
+                found = self._trial(trial, flags)
+            except Bw24Error:
+                continue
+            for cell in trial:
+                if found[cell] * FASTER < best[cell]:
+                    best[cell], self._flags[cell.kind, cell.tokens] = found[cell], flags
+
+    def _trial(self, cells: Sequence[Cell], flags: tuple[str, ...]) -> dict[Cell, float]:
+        rows = self._run(cells, flags, 2)
+        return {cell: self._seconds(rows, cell) for cell in cells}
+
+    def _how(self, cell: Cell) -> tuple[int, tuple[str, ...]]:
+        return cell.depth, self._flags.get((cell.kind, cell.tokens), ())
 
     def round(self, cells: Sequence[Cell]) -> dict[Cell, float]:
         times: dict[Cell, float] = {}
-        for _, group in itertools.groupby(sorted(cells, key=lambda c: c.depth), key=lambda c: c.depth):
-            same_depth = list(group)
-            rows = self._run(same_depth)
-            for cell in same_depth:
+        for (_, flags), group in itertools.groupby(sorted(cells, key=self._how), key=self._how):
+            together = list(group)
+            rows = self._run(together, flags)
+            for cell in together:
                 times[cell] = self._seconds(rows, cell)
         return times
 
-    def _run(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def _run(self, cells: Sequence[Cell], flags: Sequence[str] = (), repeat: int = 1) -> list[dict[str, Any]]:
         try:
-            done = subprocess.run(self.command(cells), capture_output=True, text=True, errors="replace", timeout=self.timeout, check=False)
+            done = subprocess.run(self.command(cells, flags, repeat), capture_output=True, text=True, errors="replace", timeout=self.timeout,
+                                  check=False)
         except subprocess.TimeoutExpired:
             raise Bw24Error(f"{self.binary}: no result within {self.timeout:.0f} s") from None
         except OSError as error:
@@ -109,14 +138,17 @@ class LlamaBench:
         self.build = f"build {row.get('build_number', 'unknown')}" + (f" ({commit})" if commit not in (None, "", "unknown") else "")
         if row.get("backends"):
             self.build += f", {row['backends']}"
+        for flags in dict.fromkeys(self._flags.values()):
+            where = ", ".join(f"{kind} {n}" for (kind, n), used in self._flags.items() if used == flags)
+            self.build += f"; {' '.join(flags)} for {where}"
 
     def _seconds(self, rows: list[dict[str, Any]], cell: Cell) -> float:
         wanted = (cell.tokens, 0) if cell.kind == "prefill" else (0, cell.tokens)
         for row in rows:
             if (row.get("n_prompt"), row.get("n_gen")) == wanted and row.get("n_depth", 0) == cell.depth:
                 samples = row.get("samples_ns")
-                if isinstance(samples, list) and samples and isinstance(samples[0], (int, float)) and samples[0] > 0:
-                    return samples[0] / 1e9
+                if isinstance(samples, list) and samples and all(isinstance(t, (int, float)) and t > 0 for t in samples):
+                    return min(samples) / 1e9
         raise Bw24Error(f"{self.binary}: no time for {cell} in its output")
 
 
@@ -137,6 +169,9 @@ class LlamaModule:
             reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise Bw24Error(f"{self.build}: cannot load {model}: {reason}") from None
         self._warm: set[Cell] = set()
+
+    def settle(self, cells: Sequence[Cell]) -> None:
+        """Nothing to choose: the module has no flag that was faster in our sweeps."""
 
     def round(self, cells: Sequence[Cell]) -> dict[Cell, float]:
         times = {}
