@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +16,16 @@ from bw24.grammar import Grammars, Wish
 from tiny_model import VOCAB, write_tiny
 
 pytest.importorskip("llguidance")
+FIXTURES = Path(__file__).parent / "fixtures" / "text"
 EOS, ENDS = 259, (257, 259)
-HERMES, TAGS = (toolcalls.format_of(t) for t in ("<tool_call>", "<function="))
+HERMES, TAGS, HY3, MINIMAX, GEMMA = (toolcalls.format_of(t) for t in (
+    "<tool_call>", "<function=", "<tool_sep :opensource>", "<minimax:tool_call>", "<|tool_call> <|channel>"))
+FORMATS = [HERMES, TAGS, toolcalls.GENERIC, HY3, MINIMAX, GEMMA]
+TRIP = {"type": "object", "$defs": {"stop": {"type": "object", "required": ["at"], "additionalProperties": False, "properties": {
+            "at": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}, "next": {"$ref": "#/$defs/stop"}}}},
+        "properties": {"note": {"type": ["string", "null"]}, "kind": {"enum": ["bus", "train"]}, "first": {"$ref": "#/$defs/stop"},
+                       "extra": {}, "when": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "on time": {"type": "boolean"}},
+        "required": ["kind", "first", "on time"], "additionalProperties": False}
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
            "additionalProperties": False}
 
@@ -31,7 +40,8 @@ def walk(tokenizer, wish: Wish, seed: int = 0, known=HERMES, limit: int = 4000) 
     """A text made of random allowed tokens, those that close something preferred so that it ends; marks that end free text come now and then."""
     matcher, rng, ids, planned = Grammars(tokenizer, VOCAB, known).compile(wish).matcher(), random.Random(seed), [], []
     encode = lambda text: tokenizer.encode(text, add_special=False)  # noqa: E731
-    closing, marks = [encode(c)[0] for c in '"}]0e>/'], [encode("</think>"), encode("\n</parameter>\n")]
+    closing, marks = [encode(c)[0] for c in '"}]0e>/'], [encode(m) for m in (
+        known.think[1] if known.think else "</think>", "\n</parameter>\n", "</arg_value:opensource>", "</parameter>", toolcalls.QUOTE)]
     for step in range(limit):
         bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
         allowed = np.flatnonzero(bits)
@@ -132,20 +142,62 @@ def test_forms(tokenizer, seed):
     assert set(json.loads(text.split("</think>", 1)[1])) <= {"city", "days"}
 
 
-@pytest.mark.parametrize("known", [HERMES, TAGS, toolcalls.GENERIC], ids=lambda f: f.name)
+@pytest.mark.parametrize("known", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("seed", range(4))
 def test_required_calls_are_calls(tokenizer, known, seed):
-    tools = (("weather", WEATHER, True), ("stop", {}, False))
+    schemas = {"weather": WEATHER, "stop": {}, "trip": TRIP}
+    tools = tuple((name, schema, bool(schema)) for name, schema in schemas.items())
     for many in (True, False):
-        text = walk(tokenizer, Wish(tools=tools, calls="required", many=many), seed, known)
-        parser = toolcalls.ReplyParser(known, {"weather": WEATHER, "stop": {}})
+        text = walk(tokenizer, Wish(tools=tools, calls="required", many=many, thinking=bool(known.think) and seed == 3), seed, known)
+        parser = toolcalls.ReplyParser(known, schemas, bool(known.think) and seed == 3)
         parts = parser.push(text) + parser.finish()
-        assert parts and all(p.kind == toolcalls.CALL for p in parts), text
-        assert many or len(parts) == 1
+        assert all(p.kind == toolcalls.REASONING for p in parts if p.kind != toolcalls.CALL), text
+        parts = [p for p in parts if p.kind == toolcalls.CALL]
+        assert parts and (many or len(parts) == 1)
         for part in parts:
-            assert part.call.name in ("weather", "stop")
             if part.call.name == "weather":
                 assert "city" in part.call.arguments and set(part.call.arguments) <= {"city", "days"}
+                assert isinstance(part.call.arguments.get("days", 0), int)
+            elif part.call.name == "trip":
+                fitting(part.call.arguments)
+            else:
+                assert part.call.name == "stop" and (part.call.arguments == {} or known.name in ("hermes", "generic"))
+
+
+def fitting(trip: dict) -> None:
+    assert {"kind", "first", "on time"} <= set(trip) <= set(TRIP["properties"])
+    assert trip["kind"] in ("bus", "train") and isinstance(trip["on time"], bool) and isinstance(trip.get("when"), int | None)
+    stop = trip["first"]
+    while stop:
+        assert len(stop["at"]) == 2 and all(isinstance(v, int | float) for v in stop["at"]) and set(stop) <= {"at", "next"}
+        stop = stop.get("next")
+
+
+# how each format writes the same calls (tests/test_toolcalls.py has them read)
+WRITTEN = {
+    "hy3": ("<tool_calls:opensource>\n<tool_call:opensource>trip<tool_sep:opensource>\n<arg_key:opensource>kind</arg_key:opensource>\n"
+            "<arg_value:opensource>bus</arg_value:opensource>\n<arg_key:opensource>first</arg_key:opensource>\n<arg_value:opensource>"
+            '{"at": [1, 2.5]}</arg_value:opensource>\n<arg_key:opensource>on time</arg_key:opensource>\n'
+            "<arg_value:opensource>true</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>"),
+    "minimax": ('<minimax:tool_call>\n<invoke name="trip">\n<parameter name="kind">bus</parameter>\n<parameter name="first">{"at": [1, 2.5]}'
+                '</parameter>\n<parameter name="on time">true</parameter>\n</invoke>\n</minimax:tool_call>'),
+    "gemma": '<|tool_call>call:trip{first:{at:[1,2.5]},kind:<|"|>bus<|"|>,<|"|>on time<|"|>:true}<tool_call|>',
+}
+
+
+@pytest.mark.parametrize("known", [HY3, MINIMAX, GEMMA], ids=lambda f: f.name)
+def test_calls_are_written_as_their_templates_write_them(tokenizer, known):
+    tools, text = (("trip", TRIP, True), ("stop", {}, False)), WRITTEN[known.name]
+    forced = Wish(tools=tools, calls="required", many=False)
+    assert follows(tokenizer, forced, text, known) and not follows(tokenizer, forced, "Sure. " + text, known)
+    assert not follows(tokenizer, forced, text.replace("bus", "car"), known) and not follows(tokenizer, forced, text.replace("true", "maybe"), known)
+    auto = Wish(tools=tools, calls="auto")
+    assert follows(tokenizer, auto, "Sure. " + text, known) and follows(tokenizer, auto, "only text", known)
+    assert not follows(tokenizer, auto, text.replace("trip", "walk"), known)
+    parser = toolcalls.ReplyParser(known, {"trip": TRIP})
+    assert [p.call.arguments for p in parser.push(text) + parser.finish()] == [{"kind": "bus", "first": {"at": [1, 2.5]}, "on time": True}]
+    if known is GEMMA:
+        assert follows(tokenizer, Wish(tools=tools, calls="required"), text + text, known)
 
 
 def follows(tokenizer, wish: Wish, text: str, known=HERMES) -> bool:
@@ -170,6 +222,23 @@ def test_strict_tools_leave_text_free_and_hold_their_calls(tokenizer):
     assert follows(tokenizer, both, '{"city": "Rome"}') and follows(tokenizer, both, call) and not follows(tokenizer, both, "text")
 
 
+@pytest.mark.parametrize("name, known", [("hy3", HY3), ("minimax-m2", MINIMAX), ("gemma-4-31b-it", GEMMA), ("qwen3.5-4b", TAGS)])
+def test_calls_that_the_templates_render_are_allowed(tokenizer, name, known):
+    """The call of tests/fixtures/text that holds a nested object and a text of two lines."""
+    strings, nested = {"type": "array", "items": {"type": "string"}}, {"author": {"type": "object", "properties": {"name": {"type": "string"}}}}
+    docs = {"type": "object", "required": ["query", "tags"], "properties": {
+        "query": {"type": "string"}, "tags": strings, "filter": {"type": "object", "properties": {"Year": {"type": "integer"}, **nested}},
+        "Limit": {"type": "number"}, "exact": {"type": "boolean"}}}
+    cases = json.loads((FIXTURES / f"chat_{name}.json").read_text(encoding="utf-8"))["cases"]
+    text = next(c["expected"] for c in cases if "second line 'q'" in (c["expected"] or "") and "search_docs" in c["expected"])
+    inside, (opening, closing) = text.index("second line 'q'"), known.noise if known is HY3 else known.call
+    call = text[text.rindex(opening, 0, inside) : text.index(closing, inside) + len(closing)]
+    weather = ("get_weather", {"properties": {"city": {"type": "string"}, "unit": {"type": "string"}, "days": {"type": "integer"}}}, True)
+    wish = Wish(tools=(weather, ("search_docs", docs, True)), calls="required")
+    assert follows(tokenizer, wish, call, known)
+    assert not follows(tokenizer, wish, call.replace("2024", '"now"'), known)
+
+
 def test_the_layout_of_documents_is_bounded(tokenizer):
     wish = Wish({"json": WEATHER})
     assert follows(tokenizer, wish, '{\n    "city": "Rome",\n    "days": 3\n}') and follows(tokenizer, wish, '{"city":"Rome"}')
@@ -189,6 +258,8 @@ def test_what_cannot_be_enforced_is_an_error(tokenizer, body, message):
 
 
 def test_calls_of_formats_without_a_grammar_are_refused_by_name(tokenizer):
-    gemma = toolcalls.format_of("<|tool_call> <|channel>")
-    with pytest.raises(Bw24Error, match=r"format \(gemma\)"):
-        Grammars(tokenizer, VOCAB, gemma).compile(Wish(tools=(("f", {}, True),), calls="required"))
+    with pytest.raises(Bw24Error, match=r"format \(think\)"):
+        Grammars(tokenizer, VOCAB, toolcalls.format_of("</think>")).compile(Wish(tools=(("f", {}, True),), calls="required"))
+    loop = {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"allOf": [{"$ref": "#/nowhere"}]}}}
+    with pytest.raises(Bw24Error, match="not in the schema"):
+        Grammars(tokenizer, VOCAB, GEMMA).compile(Wish(tools=(("f", loop, True),), calls="required"))

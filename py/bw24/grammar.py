@@ -1,5 +1,5 @@
 """Replies held to a JSON schema, a regular expression or a grammar: which tokens may come next. Owns the translation to llguidance, which
-is imported when first needed (pip install bw24[grammar]). Knows no requests and no engine.
+is imported when first needed (pip install bw24[grammar]). Knows no requests, no engine, and no way of writing calls (grammar_calls).
 
 The grammar begins after the thinking block, which is free; where tools may be called, a call is allowed in its format's form.
 """
@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import Bw24Error
+from .grammar_calls import BLANKS, calls, escaped, laid_out
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
     from .toolcalls import Format
 
 MAX_SOURCE = 1 << 18  # characters of a schema or grammar; compiling is bounded by llguidance's own limits
-BLANKS = "/[ \\n\\r\\t]*/"
-LAYOUT = {"whitespace_pattern": "(\\n[ ]{0,40}|[ ])?"}  # between a document's parts: a model must not fill its reply with blanks
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,8 @@ class Grammars:
         with self._lock:
             if self._vocabulary is None:
                 wrapped = _Wrapped(self._tokenizer, self._visible)
-                stops = sorted(self._tokenizer.eog_ids) or [wrapped.eos_token_id]
+                ends = {self._tokenizer.id_of(mark) for mark in self._known.ends} - {None}
+                stops = sorted(self._tokenizer.eog_ids | ends) or [wrapped.eos_token_id]
                 self._vocabulary = guidance.LLTokenizer(guidance.TokenizerWrapper(wrapped), n_vocab=self._n_vocab, eos_token=stops)
         return guidance
 
@@ -140,13 +140,13 @@ def _source(guidance: Any, wish: Wish, known: Format) -> str:
         parts.append({"name": "body", **_body(guidance, wish.body)})
         names.append("@body")
     if wish.calls in ("auto", "required") and wish.tools:
-        call, rules, more = _calls(wish, known)
+        call, rules, more = calls(wish.tools, known, wish.calls == "required" or wish.body is not None, wish.many)
         lines += rules
         parts += more
         names.append(call)
     head = ""
     if wish.thinking:
-        lines.append(f"think[lazy]: /(?s:.*){_escaped(known.think[1])}/")
+        lines.append(f"think[lazy]: /(?s:.*){escaped(known.think[1])}/")
         lines.append(f"blanks: {BLANKS}")
         head = "think blanks "
     lines.insert(0, f"start: {head}({' | '.join(names)})")
@@ -158,7 +158,7 @@ def _body(guidance: Any, body: Mapping[str, Any]) -> dict[str, Any]:
     if len(value if isinstance(value, str) else json.dumps(value)) > MAX_SOURCE:
         raise Bw24Error(f"expected at most {MAX_SOURCE} characters")
     if kind == "json":
-        return {"json_schema": _laid_out(value)}
+        return {"json_schema": laid_out(value)}
     if kind == "lark":
         return {"lark_grammar": value}
     if kind == "regex":
@@ -169,62 +169,3 @@ def _body(guidance: Any, body: Mapping[str, Any]) -> dict[str, Any]:
         return {"lark_grammar": gbnf_to_lark(value)}
     except Exception as error:  # the converter raises several kinds
         raise Bw24Error(f"GBNF: {_line(error)}") from None
-
-
-def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with the layout that documents may have."""
-    return {"type": "object", "x-guidance": LAYOUT} if not schema else {**schema, "x-guidance": LAYOUT}
-
-
-def _escaped(mark: str) -> str:
-    """A mark as part of a regular expression in Lark."""
-    return "".join(c if c.isalnum() or c in "<>_:" else "\\" + c for c in mark)
-
-
-def _calls(wish: Wish, known: Format) -> tuple[str, list[str], list[dict[str, Any]]]:
-    """(name of the rule, rules, further grammars) for the calls of a wish."""
-    if known.name not in ("hermes", "generic", "qwen-tags"):
-        raise Bw24Error(f"calls cannot be enforced in this model's format ({known.name}); tool_choice auto without strict works")
-    opening, closing = (json.dumps(m) for m in known.call)
-    bodies, rules, parts = (_tag_bodies if known.name == "qwen-tags" else _json_bodies)(wish.tools)
-    rules += [f"one: ({' | '.join(bodies)})", f"gap: {BLANKS}"]
-    if wish.calls == "required" or wish.body is not None:
-        more = " (gap call)*" if wish.many else ""
-        return "calls", [f"calls: call{more}", f"call: {opening} gap one gap {closing}", *rules], parts
-    shape = "call* TEXT" if wish.many else "(call | TEXT)"
-    text = [f"head[lazy]: TEXT {opening}", f"call: head gap one gap {closing}", "TEXT: /(?s:.*)/"]
-    return "calls", [f"calls: {shape}", *text, *rules], parts
-
-
-def _json_bodies(tools: Sequence[tuple[str, Mapping[str, Any], bool]]) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """The object with name and arguments. Each schema is a grammar of its own, so that its `$ref`s mean what they meant."""
-    bodies, rules, parts = [], [], []
-    for t, (name, schema, _) in enumerate(tools):
-        parts.append({"name": f"arguments_{t}", "json_schema": _laid_out(schema)})
-        words = ["{", json.dumps("name"), ":", json.dumps(name), ",", json.dumps("arguments"), ":"]
-        rules.append(f"f_{t}: {' gap '.join(json.dumps(w) for w in words)} gap @arguments_{t} gap {json.dumps('}')}")
-        bodies.append(f"f_{t}")
-    return bodies, rules, parts
-
-
-def _tag_bodies(tools: Sequence[tuple[str, Mapping[str, Any], bool]]) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Qwen's `<function=NAME>` form: string values are free text up to the closing mark, the others JSON of their schema."""
-    bodies, rules, parts = [], ["raw[lazy]: /(?s:.*)\\n<\\/parameter>\\n/"], []
-    for t, (name, schema, _) in enumerate(tools):
-        properties, required = schema.get("properties") or {}, schema.get("required") or []
-        pieces = [json.dumps(f"<function={name}>\n")]
-        for p, (key, value) in enumerate(properties.items()):
-            rule = f"p_{t}_{p}"
-            opening = json.dumps(f"<parameter={key}>\n")
-            if isinstance(value, Mapping) and value.get("type") not in ("string", None):
-                parts.append({"name": f"v_{t}_{p}", "json_schema": _laid_out(value)})
-                rules.append(f"{rule}: {opening} @v_{t}_{p} {json.dumps(chr(10) + '</parameter>' + chr(10))}")
-            elif isinstance(value, Mapping) and "enum" in value and all(isinstance(v, str) for v in value["enum"]):
-                choices = " | ".join(json.dumps(v) for v in value["enum"])
-                rules.append(f"{rule}: {opening} ({choices}) {json.dumps(chr(10) + '</parameter>' + chr(10))}")
-            else:
-                rules.append(f"{rule}: {opening} raw")
-            pieces.append(rule if key in required else f"{rule}?")
-        bodies.append(f"f_{t}")
-        rules.append(f"f_{t}: {' '.join(pieces)} {json.dumps('</function>')}")
-    return bodies, rules, parts

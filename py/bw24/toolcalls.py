@@ -80,14 +80,34 @@ def read_json(body: str, schemas: Schemas) -> list[Call] | None:
     return calls or None
 
 
+def resolved(schema: Any, root: Any) -> Any:
+    """A schema in place of its `$ref`, one of the `root` that holds it; None where that leads nowhere."""
+    for _ in range(32):
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            return schema
+        start, *words = str(schema["$ref"]).split("/")
+        schema = root if start == "#" else None
+        for word in words:
+            schema = schema.get(word.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+    return None
+
+
+def kinds_of(schema: Any) -> list[str]:
+    """The types that a schema allows, as far as it names them."""
+    if not isinstance(schema, Mapping):
+        return []
+    kinds = schema.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else list(kinds or [])
+    if not kinds:
+        kinds = [k for option in schema.get("anyOf", schema.get("oneOf", [])) if isinstance(option, Mapping) and (k := option.get("type"))]
+    if not kinds and "enum" in schema:
+        kinds = ["string"] if all(isinstance(v, str) for v in schema["enum"]) else []
+    return kinds
+
+
 def typed(text: str, schema: Any) -> Any:
     """A raw argument as its schema's type: strings as they are, everything else as JSON where it is that."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = [kinds] if isinstance(kinds, str) else list(kinds or [])
-    if not kinds and isinstance(schema, Mapping):
-        kinds = [k for option in schema.get("anyOf", schema.get("oneOf", [])) if isinstance(option, Mapping) and (k := option.get("type"))]
-    if not kinds and isinstance(schema, Mapping) and "enum" in schema:
-        kinds = ["string"] if all(isinstance(v, str) for v in schema["enum"]) else []
+    kinds = kinds_of(schema)
     try:
         value = json.loads(text.strip())
     except (ValueError, RecursionError):
@@ -103,7 +123,7 @@ def typed(text: str, schema: Any) -> Any:
 def _arguments(pairs: Sequence[tuple[str, str]], schema: Mapping[str, Any] | None) -> dict[str, Any]:
     properties = (schema or {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
-    return {key: typed(value, properties.get(key)) for key, value in pairs}
+    return {key: typed(value, resolved(properties.get(key), schema)) for key, value in pairs}
 
 
 def _inner(value: str) -> str:
@@ -155,7 +175,7 @@ def read_invoke(body: str, schemas: Schemas) -> list[Call] | None:
     return None if not calls or _INVOKE.sub("", body).strip() else calls
 
 
-_QUOTE = '<|"|>'
+QUOTE = '<|"|>'  # round Gemma's strings
 
 
 class _Gemma:
@@ -188,7 +208,7 @@ class _Gemma:
             if out:
                 self.need(",")
             if close == "}":
-                key = self.string() if self.take(_QUOTE) else self.until(":,}")
+                key = self.string() if self.take(QUOTE) else self.until(":,}")
                 self.need(":")
                 out[key.strip()] = self.value()
             else:
@@ -197,12 +217,12 @@ class _Gemma:
         return out
 
     def string(self) -> str:
-        end = self.text.index(_QUOTE, self.at)
-        value, self.at = self.text[self.at : end], end + len(_QUOTE)
+        end = self.text.index(QUOTE, self.at)
+        value, self.at = self.text[self.at : end], end + len(QUOTE)
         return value
 
     def value(self) -> Any:
-        if self.take(_QUOTE):
+        if self.take(QUOTE):
             return self.string()
         if self.take("{"):
             return self.members("}")
@@ -240,7 +260,7 @@ FORMATS: tuple[tuple[Callable[[str], bool], Format], ...] = (
     (lambda t: "<minimax:tool_call>" in t, Format("minimax", THINK, ("<minimax:tool_call>", "</minimax:tool_call>"), None, read_invoke)),
     (lambda t: "<|tool_call>" in t and "<|channel>" in t,
      Format("gemma", ("<|channel>thought", "<channel|>"), ("<|tool_call>", "<tool_call|>"), None, read_gemma, ("<channel|>",),
-            ("<|channel>", _QUOTE), ("<|tool_response>",))),
+            ("<|channel>", QUOTE), ("<|tool_response>",))),
     (lambda t: "<function=" in t,
      Format("qwen-tags", THINK, HERMES_CALL, ("<function=", "</function>"), read_function_or_json)),
     (lambda t: "<tool_call>" in t, Format("hermes", THINK, HERMES_CALL, None, read_json)),
