@@ -128,6 +128,7 @@ typedef struct bw24_memory {
     uint64_t fixed;           /* what does not depend on the model: staging buffers, code, graphs */
     uint64_t host;            /* all of it that is in the host's memory */
     uint64_t device;          /* all of it on the card; bw24_model_memory: bytes taken there since the context was opened, 0 without a card */
+    uint64_t experts;         /* of `weights` on a card, the matrices of EXPERTS ops */
 } bw24_memory;
 
 enum bw24_device_state {
@@ -160,6 +161,7 @@ typedef struct bw24_spill_params {
     int32_t buffered;         /* 1: no O_DIRECT */
     int32_t trace;            /* uses of experts kept for bw24_spill_trace, 0: none */
     int32_t reserved;
+    uint64_t vram;            /* bytes of a card's memory for experts that bw24_spill_card puts there. Backend cpu keeps them in memory of their own, for tests */
     const char *root;         /* NULL: this system; else a folder that holds proc and sys/fs/cgroup, for the memory limits */
 } bw24_spill_params;
 
@@ -177,7 +179,10 @@ typedef struct bw24_spill_counts {
     uint64_t wanted, hits;    /* experts asked for, once a step and layer; those in RAM */
     uint64_t bytes_read, mirror_bytes, reads;
     uint64_t short_reads, errors, fallbacks, evictions, backoffs, trace_lost;
-    uint64_t wait_ns, compute_ns;   /* of EXPERTS: waiting for reads and unpacking; computing */
+    uint64_t wait_ns, compute_ns;   /* of EXPERTS: waiting for reads and unpacking; computing on the processor */
+    uint64_t vram, vram_used, vram_experts; /* the card's set: its room, bytes and experts in it */
+    uint64_t vram_visits;           /* of `visits`, those whose expert was on the card */
+    uint64_t card_ns;               /* waiting for the card in a layer whose experts are divided */
 } bw24_spill_counts;
 
 typedef struct bw24_type_facts { const char *name; int32_t id, block, bytes, can_encode; } bw24_type_facts;
@@ -229,6 +234,8 @@ int bw24_spill_file(bw24_model *model, const char *path, const char *mirror);
 int bw24_spill_tensor(bw24_model *model, const char *name, int32_t n_dims, const int64_t *ne, const bw24_place *places, int32_t n_places, float scale);
 /* after bw24_prepare: reads experts (layer, expert) into RAM, as many as the budget holds; returns how many. Policy FROZEN keeps them. */
 int bw24_spill_warm(bw24_model *model, const int32_t *pairs, int32_t n);
+/* after bw24_prepare: reads experts (layer, expert) into the card's set, which keeps them, as many as its room holds; returns how many are there */
+int bw24_spill_card(bw24_model *model, const int32_t *pairs, int32_t n);
 int bw24_spill_stats(bw24_model *model, bw24_spill_counts *out);
 /* uses since the last call, oldest first: layer << 16 | expert, bit 31 set where it was in RAM; between steps stands -1. Returns how many of `room` */
 int bw24_spill_trace(bw24_model *model, int32_t *out, int32_t room);

@@ -221,6 +221,7 @@ typedef struct bw_backend {
     int (*hidden)(bw24_model *m, bw_list *l, int n, float *out);
     /* runs EXPERTS whose tensors are spilled; reads experts of one layer ahead of use. NULL: every expert is in memory */
     int (*warm)(bw24_model *m, int layer, const int *experts, int n);
+    const struct bw_spill_set *set; /* spill.h: experts in memory of the backend's own; NULL: none */
 } bw_backend;
 extern const bw_backend bw_backend_ref, bw_backend_cpu;
 #ifdef BW24_CUDA

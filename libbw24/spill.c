@@ -25,6 +25,7 @@ int bw24_spill_open(bw24_model *m, const bw24_spill_params *p) {
     if (!m->ctx->backend->warm) return bw_fail(BW24_E_UNSUPPORTED, "backend %s keeps every expert in memory; backend cpu reads them from files", m->ctx->backend->name);
     if (p->policy < BW24_POLICY_LRU || p->policy > BW24_POLICY_FROZEN) return bw_fail(BW24_E_ARG, "bw24_spill_open: policy=%d is outside 0..2", p->policy);
     if (p->readers < 0 || p->readers > SPILL_READERS_MAX) return bw_fail(BW24_E_ARG, "bw24_spill_open: readers=%d is outside 0..%d", p->readers, SPILL_READERS_MAX);
+    if (p->vram && !m->ctx->backend->set) return bw_fail(BW24_E_UNSUPPORTED, "backend %s has no set of experts of its own", m->ctx->backend->name);
     if (p->trace < 0 || p->trace > 1 << 26) return bw_fail(BW24_E_ARG, "bw24_spill_open: trace=%d is outside 0..2^26", p->trace);
     bw_spill *s = calloc(1, sizeof *s);
     if (s) s->root = strdup(p->root ? p->root : "");
@@ -37,6 +38,7 @@ int bw24_spill_open(bw24_model *m, const bw24_spill_params *p) {
     s->model = m;
     s->policy = p->policy;
     s->budget = s->limit = p->ram;
+    s->set_room = p->vram;
     s->readers_wanted = p->readers;
     s->buffered = p->buffered != 0;
     s->trace_cap = p->trace;
@@ -80,6 +82,7 @@ static void span_in(const bw_spill *s, const spill_layer *l, int expert, int m, 
     out->raw = out->into + (offset - from);
     out->bytes = raw;
     out->file = p->file;
+    out->type = p->type;
 }
 
 void spill_span_of(const bw_spill *s, const spill_entry *e, int matrix, spill_span *out) {
@@ -107,7 +110,9 @@ static int fill_layer(bw_spill *s, const bw_op *op, spill_layer *l) {
         if (!l->w[m]->places) return bw_fail(BW24_E_ARG, "tensor %s is in memory, the other matrices of its experts are spilled", l->w[m]->name);
     }
     l->entries = calloc((size_t)op->experts, sizeof *l->entries);
-    if (!l->entries) return bw_fail(BW24_E_MEMORY, "out of memory for %d experts", op->experts);
+    l->in_set = calloc((size_t)op->experts, sizeof *l->in_set);
+    l->set_at = calloc((size_t)op->experts, sizeof *l->set_at);
+    if (!l->entries || !l->in_set || !l->set_at) return bw_fail(BW24_E_MEMORY, "out of memory for %d experts", op->experts);
     l->experts = op->experts;
     for (int e = 0; e < op->experts; e++) {
         spill_entry *n = &l->entries[e];
@@ -224,6 +229,13 @@ static uint8_t *vacate(bw_spill *s, spill_entry *e) {
     return slot;
 }
 
+void spill_drop(bw_spill *s, spill_entry *e) {
+    uint64_t bytes = e->bytes;
+    if (e->frozen) s->frozen_bytes -= bytes;
+    e->frozen = 0;
+    munmap(vacate(s, e), bytes);
+}
+
 static uint64_t floor_of(const bw_spill *s) { return BW_SPILL_WAVE * s->largest; }
 
 /* the budget, less where the system has little left; what is over it is given back */
@@ -237,8 +249,7 @@ static void look_at_memory(bw_spill *s) {
     if (limit < s->limit && limit < s->budget) s->c.backoffs++;
     s->limit = limit;
     for (spill_entry *e; s->c.used > s->limit && (e = victim(s, 0));) {
-        uint64_t bytes = e->bytes;
-        munmap(vacate(s, e), bytes);
+        spill_drop(s, e);
         s->c.evictions++;
     }
 }
@@ -296,28 +307,28 @@ static void read_ahead(bw_spill *s, int must) {
     while (s->step_read < s->step_n && start(s, step_entry(s, s->step_read), s->step_read < must)) s->step_read++;
 }
 
-static void note(bw_spill *s, int32_t use) {
+void spill_note(bw_spill *s, int32_t use) {
     if (!s->trace_cap) return;
     if (s->trace_n == s->trace_cap) { s->c.trace_lost++; return; }
     s->trace[(s->trace_head + s->trace_n++) % s->trace_cap] = use;
 }
 
-void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, const int *first, int *order, int *hits) {
+void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, const int *uses, int *order, int *hits) {
     spill_layer *l = &s->layers[layer];
     int there = 0, absent = n;
     look_at_memory(s);
-    if (layer == 0) note(s, -1);
+    if (layer == 0) spill_note(s, -1);
     s->step_layer = layer;
     s->step_n = n;
     s->scan = rows > 8 && n > l->experts / 2;
     for (int i = 0; i < n; i++) {
         spill_entry *e = &l->entries[active[i]];
         bool hit = e->state == SPILL_READY;
-        int uses = first ? first[active[i] + 1] - first[active[i]] : 0;
-        s->c.visits += (uint64_t)uses;
-        e->uses += (uint64_t)uses;
-        s->c.visit_hits += hit ? (uint64_t)uses : 0;
-        note(s, layer << 16 | active[i] | (hit ? INT32_MIN : 0));
+        uint64_t count = uses ? (uint64_t)uses[active[i]] : 0;
+        s->c.visits += count;
+        e->uses += count;
+        s->c.visit_hits += hit ? count : 0;
+        spill_note(s, layer << 16 | active[i] | (hit ? INT32_MIN : 0));
         if (!hit) continue;
         unlink_entry(s, e);
         e->held = 1;
@@ -339,9 +350,8 @@ static void let_go(bw_spill *s, int to) {
         spill_entry *e = step_entry(s, s->step_from);
         if (!e->held) continue;
         bool hit = e->state == SPILL_READY;
-        if (e->failed) {
-            uint64_t bytes = e->bytes;
-            munmap(vacate(s, e), bytes);
+        if (e->failed || s->passing) {
+            spill_drop(s, e);
             e->held = e->failed = 0;
             continue;
         }
@@ -412,7 +422,7 @@ static int collect(bw_spill *s, const int32_t *pairs, int n, int *batch, int *ta
         spill_entry *e = &s->layers[layer].entries[pairs[2 * *taken + 1]];
         bool twice = false;
         for (int k = 0; k < count; k++) twice |= batch[k] == e->expert;
-        if (twice || e->state == SPILL_READY) continue;
+        if (twice || e->state == SPILL_READY || s->layers[layer].in_set[e->expert]) continue;
         if ((*full = !warm_fits(s, e, planned))) break;
         planned += e->bytes;
         batch[count++] = e->expert;
@@ -460,6 +470,8 @@ int bw24_spill_stats(bw24_model *m, bw24_spill_counts *out) {
     out->size = sizeof *out;
     out->layers = s->n_layers;
     out->budget = s->budget;
+    out->vram = s->set_room;
+    out->vram_used = s->set_used;
     out->floor = floor_of(s);
     out->limit = s->limit > out->floor ? s->limit : out->floor;
     for (int i = 0; i < s->n_files; i++) {
@@ -493,6 +505,8 @@ void bw_spill_free(bw_spill *s) {
         for (int e = 0; s->layers[i].entries && e < s->layers[i].experts; e++)
             if (s->layers[i].entries[e].slot) munmap(s->layers[i].entries[e].slot, s->layers[i].entries[e].bytes);
         free(s->layers[i].entries);
+        free(s->layers[i].in_set);
+        free(s->layers[i].set_at);
     }
     if (s->zeros) munmap(s->zeros, s->zeros_bytes);
     pthread_mutex_destroy(&s->lock);

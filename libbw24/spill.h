@@ -8,6 +8,10 @@
 
 #include "internal.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { BW_SPILL_WAVE = 2 }; /* experts that are read, then used, together; the least that a budget must hold */
 
 /* where one matrix of a spilled tensor lies. file -1: the file lacks this expert, and choosing it is an error */
@@ -25,9 +29,9 @@ bool bw_spilled(const bw_op *op);
 const bw_type_info *bw_spill_type(const bw_op *op, int expert, int matrix);
 
 /* The experts that a step needs of a layer: order = active, those in RAM first, *hits of them. All hits are held until next or end lets them go, and
- * reads start for as many of the others as there is room for. rows: of the step; expert e has
- * first[e + 1] - first[e] (row, slot) pairs (first NULL: none). order may be active itself. */
-void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, const int *first, int *order, int *hits);
+ * reads start for as many of the others as there is room for. rows: of the step; expert e has uses[e] (row, slot) pairs (NULL: none). order may be
+ * active itself. Experts of the backend's own set are not asked for here. */
+void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, const int *uses, int *order, int *hits);
 /* experts order[from .. to) are used next: those before are let go, reads of these are surely on their way */
 void bw_spill_next(bw_spill *s, int from, int to);
 /* Waits until the matrix's bytes are there: *raw, inside the block that begins at *base (64-byte aligned). A packed form goes to *base and may be
@@ -37,6 +41,24 @@ bool bw_spill_wait(bw_spill *s, int layer, int expert, int matrix, uint8_t **bas
 void bw_spill_end(bw_spill *s);
 /* the backend's clock: nanoseconds spent waiting for reads and unpacking, and computing */
 void bw_spill_time(bw_spill *s, int64_t wait_ns, int64_t compute_ns);
+void bw_spill_card_time(bw_spill *s, int64_t ns); /* a step's nanoseconds in which the card alone was waited for */
+
+/* A second set of experts, in memory of the backend's own (a card's), beside the budget: chosen once by bw24_spill_card, never given up, never asked of
+ * begin. bytes: of one matrix there; put: writes a matrix from its rows as the file has them to `offset` of that memory, a multiple of
+ * 256, and is done with the rows when it returns; settle: everything that was put is there. */
+typedef struct bw_spill_set {
+    size_t (*bytes)(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols);
+    int (*put)(bw24_model *m, int layer, int expert, int matrix, uint64_t offset, const uint8_t *raw);
+    int (*settle)(bw24_model *m);
+} bw_spill_set;
+/* one byte an expert of the layer: 1 where the set has it; where its matrix lies there; bytes of the whole set */
+const uint8_t *bw_spill_in_set(const bw_spill *s, int layer);
+uint64_t bw_spill_set_at(const bw_spill *s, int layer, int expert, int matrix);
+uint64_t bw_spill_set_bytes(const bw_spill *s);
+/* uses of experts of the set, which begin does not see; in the order of the layers they follow begin */
+void bw_spill_set_uses(bw_spill *s, int layer, const int *experts, int n, const int *uses);
+/* a trace's mark between steps, where begin is not called for layer 0 */
+void bw_spill_step(bw_spill *s);
 /* the first failure since the last call, NULL: none; the text stays until the next begin */
 const char *bw_spill_error(bw_spill *s);
 int64_t bw_spill_clock(void);
@@ -54,4 +76,7 @@ typedef struct bw_spill_io {
 } bw_spill_io;
 extern bw_spill_io bw_spill_sys;
 
+#ifdef __cplusplus
+}
+#endif
 #endif

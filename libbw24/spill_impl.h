@@ -29,7 +29,7 @@ typedef struct spill_entry {
 
 /* where a matrix lies in its entry's slot: packed form or consumed rows from `base`, the file's rows from `raw`, read as the aligned range
  * [from, from + span) of the file to `into` */
-typedef struct spill_span { uint64_t base, raw, into, from, span, bytes; int32_t file; } spill_span;
+typedef struct spill_span { uint64_t base, raw, into, from, span, bytes; int32_t file; const bw_type_info *type; } spill_span;
 
 typedef struct spill_list { spill_entry *head, *tail; } spill_list;
 typedef struct spill_layer {
@@ -37,6 +37,8 @@ typedef struct spill_layer {
     int ratio[3], shift[3]; /* matrix m of expert e is part ratio * e + shift of w[m] */
     int experts;
     spill_entry *entries;
+    uint8_t *in_set;        /* [experts] */
+    uint64_t *set_at;       /* [experts] of their gate, the other matrices behind */
     uint64_t used;
     spill_list lists[2];    /* policy SLRU: probation, protected */
     uint64_t protected_bytes;
@@ -58,6 +60,8 @@ struct bw_spill {
     uint8_t *zeros;         /* readable, `zeros_bytes` long */
     uint64_t zeros_bytes;
     bool scan;              /* it wants so many experts that keeping them would only push others out */
+    bool passing;           /* they are on their way to the set and are not kept */
+    uint64_t set_room, set_used;
     int32_t *trace;
     int trace_cap, trace_head, trace_n;
     bw24_spill_counts c;
@@ -76,6 +80,9 @@ struct bw_spill {
 void spill_span_of(const bw_spill *s, const spill_entry *e, int matrix, spill_span *out);
 /* puts an entry, whose slot is there, into the queue */
 void spill_read(bw_spill *s, spill_entry *e);
+/* takes the entry's memory from it and gives it back */
+void spill_drop(bw_spill *s, spill_entry *e);
+void spill_note(bw_spill *s, int32_t use); /* into the trace */
 void spill_fail(bw_spill *s, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* keeps the first; takes the lock */
 void spill_close_files(bw_spill *s); /* ends the readers first */
 

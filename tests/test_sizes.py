@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bw24 import abi, cli, device, engine, info, sizes
+from bw24 import abi, cli, device, engine, info, placement, sizes
 from bw24.cli_check import GATE_TEXT
 from bw24.engine import Engine, parse_kv
 from bw24.errors import Bw24Error
@@ -102,7 +102,7 @@ def test_a_card_that_is_too_small_names_the_processor(monkeypatch):
     facts = device.Facts(0, device.USABLE, "NVIDIA Test 1", count=1, capability=90, total=1 << 30, free=1 << 20)
     monkeypatch.setattr(device, "query", lambda index=0: facts)
     monkeypatch.setattr(device, "choose", lambda *_: device.Choice("cuda", True, facts=facts))
-    monkeypatch.setattr(Engine, "_beside_kv", lambda self, size: size)
+    monkeypatch.setattr(placement, "predict", lambda tensors, *_: sizes.Sizes(64, 0, 0, 0, 0, 0, sum(t.nbytes for t in tensors), 0, 0))
     with open_model(DEMO) as model, pytest.raises(Bw24Error, match="on the card; what would fit: --device cpu, a smaller model"):
         Engine(model)
 
@@ -110,7 +110,7 @@ def test_a_card_that_is_too_small_names_the_processor(monkeypatch):
 def test_info_of_a_card(monkeypatch, capsys):
     facts = device.Facts(0, device.USABLE, "NVIDIA Test 24", count=1, capability=90, total=24 << 30, free=23 << 30)
     monkeypatch.setattr(device, "choose", lambda *_: device.Choice("cuda", True, facts=facts))
-    monkeypatch.setattr(info, "predict", lambda tensors, lists, backend, kv, ctx, rows: sizes.Sizes(ctx, 1, 2, 3, 4, 5, 15 << 30, 100))
+    monkeypatch.setattr(info, "predict", lambda tensors, lists, backend, kv, ctx, rows: sizes.Sizes(ctx, 1, 2, 3, 4, 5, 15 << 30, 100, 7))
     assert cli.main(["info", str(DEMO)]) == 0
     out = capsys.readouterr().out
     assert "memory on NVIDIA Test 24, 24.7 GB are free there" in out and "fits" in out

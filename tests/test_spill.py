@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bw24 import abi, convert, gate, tiers, units
+from bw24 import abi, convert, gate, placement, tiers, units
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.source import open_model
@@ -172,11 +172,11 @@ def test_the_default_is_memory(files):
     with open_model(files["hy_v3"], "keep") as model, Engine(model, device="cpu") as engine:
         assert engine.spill is None and engine.placement is None
     with open_model(files["hy_v3"], "keep") as model:
-        made = tiers.decide(model, Tiers(), None, free=40_000, granted=30_000)
+        made = placement.decide(model, Tiers(), None, free=40_000, granted=30_000)
         assert made is not None and 0 <= made.ram <= 30_000 and "read from" in made.note
-        assert tiers.decide(model, Tiers(ram=1 << 40), None, 1 << 40, 1 << 40) is None
+        assert placement.decide(model, Tiers(ram=1 << 40), None, 1 << 40, 1 << 40) is None
         with pytest.raises(Bw24Error, match="no video memory"):
-            tiers.decide(model, Tiers(vram=1 << 30), None, 1 << 40, 1 << 40)
+            placement.decide(model, Tiers(vram=1 << 30), None, 1 << 40, 1 << 40)
 
 
 def test_a_dense_model_has_nothing_to_divide(fixtures):

@@ -258,7 +258,8 @@ static int make_moe(bw24_model *m, cpu_moe *s, bool quant, bool floats) {
     if (!s->max_experts) return 0;
     int pairs = m->max_rows * s->max_top;
     size_t n = (size_t)pairs;
-    s->start = calloc((size_t)s->max_experts + 1, sizeof *s->start);
+    s->start = calloc((size_t)s->max_experts, sizeof *s->start);
+    s->count = calloc((size_t)s->max_experts, sizeof *s->count);
     s->active = calloc((size_t)s->max_experts, sizeof *s->active);
     s->place = calloc(n, sizeof *s->place);
     s->pair = calloc(n, sizeof *s->pair);
@@ -268,12 +269,13 @@ static int make_moe(bw24_model *m, cpu_moe *s, bool quant, bool floats) {
     if (quant) s->mid_q = aligned(m, cpu_act_bytes(pairs, s->max_ff, 0));
     if (floats) s->in_f = aligned(m, cpu_act_bytes(pairs, s->max_in, 1));
     if (floats) s->mid_f = aligned(m, cpu_act_bytes(pairs, s->max_ff, 1));
-    bool have = s->start && s->active && s->place && s->pair && s->h && s->d && (!quant || (s->in_q && s->mid_q)) && (!floats || (s->in_f && s->mid_f));
+    bool have = s->start && s->count && s->active && s->place && s->pair && s->h && s->d && (!quant || (s->in_q && s->mid_q)) && (!floats || (s->in_f && s->mid_f));
     return have ? 0 : bw_fail(BW24_E_MEMORY, "out of memory for the experts of %d rows", m->max_rows);
 }
 
 static void free_moe(cpu_moe *s) {
     free(s->start);
+    free(s->count);
     free(s->active);
     free(s->place);
     free(s->pair);
@@ -353,6 +355,7 @@ static void cpu_free_model(bw24_model *m) {
     for (int i = 0; i < m->n_lists; i++) free_list(m, m->lists[i]);
     if (s && s->arena) munmap(s->arena, s->arena_bytes);
     if (s) free(s->spilled);
+    if (s && s->set) munmap(s->set, s->set_bytes);
     free(s);
     m->priv = NULL;
 }
@@ -362,5 +365,5 @@ static bool cpu_kv_supported(const bw_kv_desc *d) { return cpu_kv_page_bytes(d) 
 const bw_backend bw_backend_cpu = {
     .name = "cpu", .kv_page_bytes = cpu_kv_page_bytes, .kv_supported = cpu_kv_supported, .open = cpu_open, .close = cpu_close,
     .prepare_tensor = cpu_prepare_tensor, .repack = cpu_repack, .prepare_list = cpu_prepare_list, .free_tensor = cpu_free_tensor, .free_model = cpu_free_model,
-    .replay = cpu_replay, .forward = cpu_forward, .roles = true, .borrows = true, .warm = cpu_warm, .predict = cpu_predict,
+    .replay = cpu_replay, .forward = cpu_forward, .roles = true, .borrows = true, .warm = cpu_warm, .set = &cpu_set, .predict = cpu_predict,
 };

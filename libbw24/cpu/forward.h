@@ -33,6 +33,10 @@ void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, in
 /* forward_moe.c */
 void route_row(const fwd *f, int index, int64_t i);
 void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);
+/* the same in two parts where another device computes the experts of the set: the pairs' order and the beginning of reads, by one thread; then d of the pairs
+ * outside the set, places [0, own_pairs), by all */
+void plan_experts(const fwd *f, int step, int index, const bw_rowset *set);
+void own_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);
 /* forward_fold.c */
 void step_fold(const fwd *f, cpu_phase *p, int step, int index, int tid);
 

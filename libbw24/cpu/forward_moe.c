@@ -59,24 +59,28 @@ static void sort_range(const fwd *f, void *arg, int tid, int64_t from, int64_t t
     int n = a->op->experts, at = 0;
     (void)tid;
     if (to <= from) return;
-    memset(s->start, 0, ((size_t)n + 1) * sizeof *s->start);
-    for (int64_t p = 0; p < a->pairs; p++) s->start[expert_of(f, a, p)]++;
+    const uint8_t *set = a->cs->spill < 0 ? NULL : bw_spill_in_set(f->m->spill, a->cs->spill);
+    memset(s->count, 0, (size_t)n * sizeof *s->count);
+    for (int64_t p = 0; p < a->pairs; p++) s->count[expert_of(f, a, p)]++;
     int active = 0;
-    for (int e = 0; e < n; e++) {
-        int count = s->start[e];
-        if (count) s->active[active++] = e;
-        s->start[e] = at;
-        at += count;
+    for (int pass = 0; pass < (set ? 2 : 1); pass++) { /* those of the set behind the others */
+        for (int e = 0; e < n; e++) {
+            if (set && set[e] != pass) continue;
+            if (s->count[e]) s->active[active++] = e;
+            s->start[e] = at;
+            at += s->count[e];
+        }
+        if (pass) continue;
+        a->cs->n_own = active;
+        a->cs->own_pairs = at;
     }
-    s->start[n] = at;
     a->cs->n_active = active;
     for (int64_t p = 0; p < a->pairs; p++) {
         int place = s->start[expert_of(f, a, p)]++;
         s->place[p] = place;
         s->pair[place] = (int)p;
     }
-    for (int e = n; e > 0; e--) s->start[e] = s->start[e - 1]; /* the counting moved every start to the next one */
-    s->start[0] = 0;
+    for (int e = 0; e < n; e++) s->start[e] -= s->count[e];
 }
 
 static void fill(const fwd *f, const moe_arg *a, cpu_act *act, int64_t place, const float *x) {
@@ -113,7 +117,7 @@ static const cpu_act *form(const cpu_mat *m, const cpu_act *q, const cpu_act *fl
 static void gate_up(const fwd *f, const moe_arg *a, int e, int64_t t0, int64_t t1, void *work) {
     const cpu_moe *s = &f->s->moe;
     const cpu_mat *m = a->cs->mats + 3 * e;
-    int r0 = s->start[e], r1 = s->start[e + 1];
+    int r0 = s->start[e], r1 = r0 + s->count[e];
     int64_t ff = m[BW_EXP_UP].rows;
     const cpu_act *in = form(&m[BW_EXP_UP], &a->in_q, &a->in_f);
     cpu_epi epi = {CPU_GLU, NULL, 0, &m[BW_EXP_GATE], a->op->i[0] == BW_ACT_SILU ? CPU_SILU : CPU_GELU};
@@ -127,7 +131,7 @@ static void gate_up(const fwd *f, const moe_arg *a, int e, int64_t t0, int64_t t
 static void down(const fwd *f, const moe_arg *a, int e, int64_t t0, int64_t t1, void *work) {
     const cpu_moe *s = &f->s->moe;
     const cpu_mat *m = &a->cs->mats[3 * e + BW_EXP_DOWN];
-    cpu_linear(f->isa, m, form(m, &a->mid_q, &a->mid_f), s->start[e], s->start[e + 1], s->d, m->rows, t0, t1, NULL, work);
+    cpu_linear(f->isa, m, form(m, &a->mid_q, &a->mid_f), s->start[e], s->start[e] + s->count[e], s->d, m->rows, t0, t1, NULL, work);
 }
 
 /* items: (active expert, tile), expert by expert */
@@ -169,12 +173,12 @@ static void sum_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to
 
 static int64_t pairs_of(const cpu_moe *s, int from, int to) {
     int64_t n = 0;
-    for (int k = from; k < to; k++) n += s->start[s->active[k] + 1] - s->start[s->active[k]];
+    for (int k = from; k < to; k++) n += s->count[s->active[k]];
     return n;
 }
 
-/* ---- spilled experts: sort as ever; then experts in RAM, while reads of the others are under way; then those, two at a time as they land. A row's
- * own sum stays in the order of its slots, so the order of arrival shows nowhere. */
+/* ---- spilled experts: sort as ever; then experts of the set and in RAM, while reads of the others are under way; then those, two at a time as they
+ * land. A row's own sum stays in the order of its slots, so the order of arrival shows nowhere. */
 static void plan_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
     const moe_arg *a = arg;
     cpu_step *cs = a->cs;
@@ -182,10 +186,14 @@ static void plan_range(const fwd *f, void *arg, int tid, int64_t from, int64_t t
     int w = 0;
     if (to <= from) return;
     sort_range(f, arg, tid, from, to);
-    bw_spill_begin(f->m->spill, cs->spill, s->active, cs->n_active, a->set->n, s->start, s->active, &cs->hits);
-    for (int at = 0, end; at < cs->n_active; at = end, w++) {
-        end = w == 0 && cs->hits ? cs->hits : at + BW_SPILL_WAVE < cs->n_active ? at + BW_SPILL_WAVE : cs->n_active;
-        cs->waves[w] = (cpu_wave){at, end, pairs_of(s, at, end)};
+    const int own = cs->n_own;
+    bw_spill_begin(f->m->spill, cs->spill, s->active, own, a->set->n, s->count, s->active, &cs->hits);
+    bw_spill_set_uses(f->m->spill, cs->spill, s->active + own, cs->n_active - own, s->count);
+    if (own < cs->n_active && !cs->away) cs->waves[w++] = (cpu_wave){own, cs->n_active, pairs_of(s, own, cs->n_active), true};
+    for (int at = 0, end; at < own; at = end, w++) {
+        bool landed = at == 0 && cs->hits;
+        end = landed ? cs->hits : at + BW_SPILL_WAVE < own ? at + BW_SPILL_WAVE : own;
+        cs->waves[w] = (cpu_wave){at, end, pairs_of(s, at, end), landed};
     }
     cs->n_waves = w;
     s->wave_begun = 0;
@@ -200,7 +208,7 @@ static void between_range(const fwd *f, void *arg, int tid, int64_t from, int64_
     if (to <= from) return;
     if (s->wave_begun) bw_spill_time(f->m->spill, landed - s->wave_begun, now - landed);
     if (a->from == a->to) bw_spill_end(f->m->spill);
-    else bw_spill_next(f->m->spill, a->from, a->to);
+    else if (a->from < a->cs->n_own) bw_spill_next(f->m->spill, a->from, a->to);
     s->wave_begun = now;
     atomic_store(&s->unpacked, now);
 }
@@ -231,7 +239,7 @@ static void wave_middle_range(const fwd *f, void *arg, int tid, int64_t from, in
     int64_t base = 0;
     (void)tid;
     for (int k = a->from; k < a->to && base < to; k++) {
-        int64_t first = s->start[s->active[k]], n = s->start[s->active[k] + 1] - first;
+        int64_t first = s->start[s->active[k]], n = s->count[s->active[k]];
         int64_t lo = from > base ? from - base : 0, hi = to - base < n ? to - base : n;
         if (lo < hi) middle_of(f, a, first + lo, first + hi);
         base += n;
@@ -243,9 +251,8 @@ static void spilled_waves(const fwd *f, cpu_phase *p, moe_arg *a, int tid) {
     for (int w = 0; w < a->cs->n_waves; w++, p += CPU_WAVE_PHASES) {
         a->from = a->cs->waves[w].from;
         a->to = a->cs->waves[w].to;
-        bool landed = w == 0 && a->cs->hits;
         run_phase(f, &p[0], 1, between_range, a, tid);
-        run_phase(f, &p[1], landed ? 0 : 3 * (a->to - a->from), unpack_range, a, tid);
+        run_phase(f, &p[1], a->cs->waves[w].landed ? 0 : 3 * (a->to - a->from), unpack_range, a, tid);
         run_phase(f, &p[2], (a->to - a->from) * up, gate_up_range, a, tid);
         run_phase(f, &p[3], a->cs->waves[w].pairs, wave_middle_range, a, tid);
         run_phase(f, &p[4], (a->to - a->from) * down, down_range, a, tid);
@@ -253,7 +260,7 @@ static void spilled_waves(const fwd *f, cpu_phase *p, moe_arg *a, int tid) {
     a->from = a->to = 0;
 }
 
-void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid) {
+static moe_arg arg_for(const fwd *f, int step, int index, const bw_rowset *set) {
     const bw_op *op = &f->l->ops[index];
     cpu_moe *s = &f->s->moe;
     moe_arg a = {.index = index, .op = op, .cs = &f->s->steps[step], .set = set, .top = (int)f->l->bufs[op->buf[2]].width / 2};
@@ -263,6 +270,25 @@ void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rows
     cpu_act_init(&a.in_f, a.cs->floats ? s->in_f : NULL, inputs, a.cs->mats[BW_EXP_UP].cols, 1);
     cpu_act_init(&a.mid_q, a.cs->quant ? s->mid_q : NULL, (int)a.pairs, a.cs->mats[BW_EXP_DOWN].cols, 0);
     cpu_act_init(&a.mid_f, a.cs->floats ? s->mid_f : NULL, (int)a.pairs, a.cs->mats[BW_EXP_DOWN].cols, 1);
+    return a;
+}
+
+void plan_experts(const fwd *f, int step, int index, const bw_rowset *set) {
+    moe_arg a = arg_for(f, step, index, set);
+    plan_range(f, &a, 0, 0, 1);
+}
+
+void own_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid) {
+    moe_arg a = arg_for(f, step, index, set);
+    run_phase(f, &p[1], set->n == 1 ? 1 : a.cs->own_pairs, input_range, &a, tid);
+    spilled_waves(f, p + 4, &a, tid);
+    run_phase(f, &p[2], 1, between_range, &a, tid);
+}
+
+void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid) {
+    moe_arg a = arg_for(f, step, index, set);
+    const bw_op *op = a.op;
+    int64_t inputs = set->n == 1 ? 1 : a.pairs;
     bool spilled = a.cs->spill >= 0;
     run_phase(f, &p[0], 1, spilled ? plan_range : sort_range, &a, tid);
     run_phase(f, &p[1], inputs, input_range, &a, tid);

@@ -20,8 +20,8 @@ typedef struct cpu_rope_cfg {
     float *table; /* [max_rows][rot] cosines, sines */
 } cpu_rope_cfg;
 
-/* active experts [from, to) of a spilled layer are computed together */
-typedef struct cpu_wave { int from, to; int64_t pairs; } cpu_wave;
+/* active experts [from, to) of a spilled layer are computed together; landed: they are in memory */
+typedef struct cpu_wave { int from, to; int64_t pairs; bool landed; } cpu_wave;
 
 /* one step of the plan with everything resolved */
 typedef struct cpu_step {
@@ -32,7 +32,10 @@ typedef struct cpu_step {
     int n_active;       /* EXPERTS: experts with rows in the pass in hand; a step's own, because late threads still ask for it */
     int phase;          /* first of its phases in cpu_model.phases */
     int spill;          /* EXPERTS: layer of the spill, -1: all in memory */
-    int hits, n_waves;  /* of the pass in hand: active experts in RAM, all in wave 0; waves */
+    bool away;          /* another device computes the experts of the set and sums the slots (host.h) */
+    int hits, n_waves;  /* of the pass in hand: active experts in RAM, all in one wave; waves */
+    int n_own;          /* active experts outside the set, the first ones; their pairs have the first places */
+    int64_t own_pairs;
     cpu_wave *waves;
 } cpu_step;
 
@@ -54,7 +57,7 @@ enum { CPU_MOE_PHASES = 6, CPU_WAVE_PHASES = 5 }; /* spilled: 4, and 5 for each 
 typedef struct cpu_moe {
     int max_experts, max_top;
     int64_t max_in, max_ff, max_out;
-    int *start;         /* [experts + 1] first place of each expert's pairs */
+    int *start, *count; /* [experts] first place of each expert's pairs, and how many they are */
     int *place;         /* [rows x top] pair -> place in the sorted order */
     int *pair;          /* place -> pair */
     int *active;        /* experts with pairs, ascending */
@@ -72,6 +75,8 @@ typedef struct cpu_weights {
     size_t arena_bytes, arena_used;
     cpu_mat **spilled;  /* [layers of the spill] matrices of their steps */
     int n_spilled;
+    uint8_t *set;       /* experts of the set (spill.h), `set_bytes` of them */
+    size_t set_bytes;
 } cpu_weights;
 
 /* per list: bw_list.priv */
@@ -99,8 +104,9 @@ typedef struct cpu_model {
 void cpu_unpack_spilled(cpu_mat *mat, bool pack, uint8_t *base, uint8_t *raw, uint8_t *tile);
 size_t cpu_spill_room(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols);
 int cpu_warm(bw24_model *m, int layer, const int *experts, int n);
-/* the wave of experts in RAM, and those of the others */
-static inline int cpu_max_waves(int experts) { return 1 + (experts + BW_SPILL_WAVE - 1) / BW_SPILL_WAVE; }
+extern const struct bw_spill_set cpu_set;
+/* the waves of experts of the set and in RAM, and those of the others */
+static inline int cpu_max_waves(int experts) { return 2 + (experts + BW_SPILL_WAVE - 1) / BW_SPILL_WAVE; }
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
 int cpu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to); /* bw_backend.replay */
 

@@ -1,7 +1,9 @@
 /* Spilled experts in the form that the kernels read: packing in place, and reading ahead. Owns the order of tiles that makes packing in place safe; the
  * bytes come from spill.h. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "state.h"
 
@@ -70,3 +72,34 @@ int cpu_warm(bw24_model *m, int layer, const int *experts, int n) {
     const char *lost = bw_spill_error(m->spill);
     return rc ? rc : lost ? bw_fail(BW24_E_IO, "%s", lost) : 0;
 }
+
+/* ---- the set: experts outside the budget, packed once */
+static size_t set_bytes_of(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols) {
+    size_t room = cpu_spill_room(m, t, rows, cols);
+    return room ? room : (size_t)(rows * bw_row_bytes(t, cols));
+}
+
+static int set_put(bw24_model *m, int layer, int expert, int matrix, uint64_t offset, const uint8_t *raw) {
+    cpu_weights *w = m->priv;
+    cpu_mat *mat = &w->spilled[layer][3 * expert + matrix];
+    if (!w->set) {
+        size_t bytes = (size_t)bw_spill_set_bytes(m->spill);
+        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) return bw_fail(BW24_E_MEMORY, "out of memory for a set of %zu MiB of experts", bytes >> 20);
+        w->set = p;
+        w->set_bytes = bytes;
+    }
+    bool pack = cpu_spill_room(m, mat->type, mat->rows, mat->cols) > 0;
+    mat->data = pack ? w->set + offset : NULL;
+    mat->raw = pack ? NULL : w->set + offset;
+    if (pack) cpu_pack_tiles(mat, raw, 0, cpu_tiles(mat->rows));
+    else memcpy(w->set + offset, raw, set_bytes_of(m, mat->type, mat->rows, mat->cols));
+    return 0;
+}
+
+static int set_settle(bw24_model *m) {
+    (void)m;
+    return 0;
+}
+
+const bw_spill_set cpu_set = {set_bytes_of, set_put, set_settle};

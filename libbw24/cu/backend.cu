@@ -511,6 +511,7 @@ static int cuda_prepare_list(bw24_model *m, bw_list *l) {
     s->list = l;
     int rc = cu_alive(m->ctx);
     if (!rc) rc = make_memory(m, l);
+    if (!rc && m->spill) rc = cu_split_list(m, l);
     for (int i = 0; i < l->plan->n_steps && !rc; i++) rc = resolve_step(m, l, &l->plan->steps[i]);
     if (!rc) rc = resolve_acts(m, l);
     if (!rc) rc = make_pieces(m, l);
@@ -562,6 +563,7 @@ static void cuda_free_model(bw24_model *m) {
     for (int i = 0; i < m->n_lists; i++) free_list(m->lists[i]);
     if (!s) return;
     cu_sample_free(s);
+    cu_split_free(s);
     for (void *p : s->owned) cudaFree(p);
     for (uint8_t *p : s->slabs) cudaFree(p);
     delete s;
@@ -596,6 +598,8 @@ static bw_backend make_backend() {
     b.draw = bw::cu_draw;
     b.predict = bw::cu_predict;
     b.probe = bw::cu_probe;
+    b.warm = bw::cu_warm;
+    b.set = &bw::cu_set;
     b.page_slab = bw::cu_slab_pages;
     b.device_used = bw::cuda_used;
     return b;

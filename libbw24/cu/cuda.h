@@ -60,10 +60,30 @@ struct CuExperts {
     const ExpertKernels *k[3]; /* NULL: float weights */
     int float_type[3];
     int experts, top, gelu, x, route, y; /* buffers */
+    int layer;                 /* of the spill, -1: all are on the card */
 };
 /* scratch of EXPERTS, shared by the layers and lists of a model; a pair is (row, slot) */
 enum MoePart { MOE_H, MOE_U, MOE_D, MOE_MID, MOE_ORDER, MOE_PARTS };
 struct CuMoe { void *mem[MOE_PARTS]; size_t bytes[MOE_PARTS]; };
+
+/* one layer of the spill */
+struct CuSplitLayer {
+    const bw_op *op;
+    CuMatrix m[3];
+    uint32_t *at;              /* device [3][experts]: where the set has their matrices, in units of 256 bytes */
+    bool whole;                /* the set has all of them */
+};
+/* experts divided between the card and the processor (split.cu). x, route, ints, seen are pinned */
+struct CuSplit {
+    struct bw_host *host;      /* cpu/host.h */
+    uint8_t *set;
+    std::vector<CuSplitLayer> layers;
+    float *x, *route, *seen;   /* rows of the op in hand; routes of layers that are whole, to be counted after the step */
+    int *ints, *dev_ints;      /* places of the pairs, then pairs of the places */
+    size_t x_floats, route_floats, pairs;
+    std::vector<void *> pinned; /* memory of the processor's side */
+    cudaEvent_t event;
+};
 
 struct CuGraph { cudaGraphExec_t exec; int uses; };
 
@@ -111,6 +131,7 @@ struct CuModel {
     float2 *piece_nl;
     size_t pieces_bytes, piece_nl_bytes;
     struct CuSampler *sampler;    /* sample.cu; NULL before the first draw */
+    CuSplit *split;               /* NULL: no expert is spilled */
 };
 
 inline CuCtx *ctx_of(const bw24_model *m) { return (CuCtx *)m->ctx->priv; }
@@ -151,7 +172,18 @@ int cu_probe(bw24_ctx *c, bool all, bw24_rates *out); /* probe.cu */
 /* predict.cu */
 int cu_predict(bw24_model *m, bw24_memory *out);
 size_t cu_slab_pages(const bw24_model *m, int klass);
-size_t cu_part_bytes(const bw_tensor *t); /* load.cu: one matrix of a tensor on the device */
+/* load.cu: one matrix of a tensor on the device; what a tensor's matrices are there; writing one, slice by slice: src may go once it returns */
+size_t cu_matrix_bytes(const bw_type_info *t, int64_t rows, int64_t cols);
+size_t cu_part_bytes(const bw_tensor *t);
+void cu_describe(const bw_tensor *t, CuMatrix *x);
+int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src);
+/* split.cu. list: before its ops are resolved; layer: one of them */
+int cu_split_list(bw24_model *m, bw_list *l);
+int cu_split_layer(bw24_model *m, const bw_list *l, int op, CuExperts *x);
+bool cu_split_waits(const bw24_model *m, const CuList *s); /* some step of the list waits for the processor's experts */
+void cu_split_free(CuModel *s);
+int cu_warm(bw24_model *m, int layer, const int *experts, int n);
+extern const struct bw_spill_set cu_set;
 /* sample.cu */
 int cu_draw(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out);
 void cu_sample_free(CuModel *s);

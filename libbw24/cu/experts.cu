@@ -19,9 +19,11 @@ static int resolve_matrix(bw24_model *m, const bw_op *op, int which, CuExperts *
     int part, next;
     const bw_tensor *scale, *t = bw_expert_part(op, which, 0, &part, &scale);
     bw_expert_part(op, which, 1, &next, &scale);
-    const CuMatrix *c = (const CuMatrix *)t->packed;
+    CuSplit *split = model_of(m)->split;
+    const CuMatrix *c = x->layer >= 0 ? &split->layers[(size_t)x->layer].m[which] : (const CuMatrix *)t->packed;
     ExpertMatrix &e = x->m[which];
-    e = {c->w + (size_t)part * c->bytes, (size_t)(next - part) * c->bytes, NULL, c->scale, c->rows, c->cols, c->segs, c->blocks};
+    if (x->layer >= 0) e = {split->set, 256, split->layers[(size_t)x->layer].at + which * x->experts, NULL, c->scale, c->rows, c->cols, c->segs, c->blocks};
+    else e = {c->w + (size_t)part * c->bytes, (size_t)(next - part) * c->bytes, NULL, NULL, c->scale, c->rows, c->cols, c->segs, c->blocks};
     x->k[which] = c->k ? cu_expert_kernels(c->k) : NULL;
     x->float_type[which] = c->float_type;
     if (c->k && !x->k[which]) return bw_fail(BW24_E_UNSUPPORTED, "tensor %s: backend cuda has no EXPERTS kernel over units %s", t->name, c->k->name);
@@ -37,7 +39,7 @@ static int resolve_scratch(bw24_model *m, CuList *s, const CuExperts &x) {
     bool apart = x.k[BW_EXP_GATE] != x.k[BW_EXP_UP], many = m->max_rows > EXPERT_ROWS;
     if (apart || !x.k[BW_EXP_DOWN]) need[MOE_H] = pairs * ff * sizeof(float);
     if (apart) need[MOE_U] = need[MOE_H];
-    if (many || !x.k[BW_EXP_DOWN]) need[MOE_D] = pairs * out * sizeof(float);
+    if (many || x.layer >= 0 || !x.k[BW_EXP_DOWN]) need[MOE_D] = pairs * out * sizeof(float);
     if (x.k[BW_EXP_DOWN]) need[MOE_MID] = acts_bytes(pairs, ff);
     if (many) need[MOE_ORDER] = pairs * sizeof(int);
     for (int i = 0; i < MOE_PARTS; i++) {
@@ -58,6 +60,11 @@ int cu_resolve_experts(bw24_model *m, bw_list *l, int index, CuStep *c) {
     x.y = op->buf[0];
     x.x = op->buf[1];
     x.route = op->buf[2];
+    x.layer = -1;
+    if (op->w[BW_EXP_DOWN]->places) {
+        int rc = cu_split_layer(m, l, index, &x);
+        if (rc) return rc;
+    }
     for (int i = 0; i < 3; i++) {
         int rc = resolve_matrix(m, op, i, &x);
         if (rc) return rc;
@@ -96,9 +103,9 @@ static ExpertArgs args_for(Pass &p, const CuExperts &x, int op, const int *order
 }
 
 /* act(gate x) * up x of every pair, as floats in h or quantised in mid, as the last matrix wants it */
-static void gate_up(Pass &p, const CuExperts &x, ExpertArgs a, int n, float *h, const Acts &mid) {
+static void gate_up(Pass &p, const CuExperts &x, ExpertArgs a, int n, int pairs, float *h, const Acts &mid) {
     const bool apart = x.k[BW_EXP_GATE] != x.k[BW_EXP_UP];
-    const int ff = x.m[0].rows, pairs = n * x.top;
+    const int ff = x.m[0].rows;
     a.xf = buf_of(p, x.x);
     if (x.k[BW_EXP_GATE]) a.x = acts_of(p, x.x, n);
     a.m[0] = x.m[BW_EXP_GATE];
@@ -117,33 +124,56 @@ static void gate_up(Pass &p, const CuExperts &x, ExpertArgs a, int n, float *h, 
     a.m[0] = a.m[1];
     a.y = u;
     product(p, x.k[BW_EXP_UP], a, pairs);
-    launch(*p.q, k_experts_glu, dim3((unsigned)((ff + 255) / 256), (unsigned)pairs), 256, 0, h, (const float *)u, mid, ff, a.gelu, a.fault, a.op);
+    launch(*p.q, k_experts_glu, dim3((unsigned)((ff + 255) / 256), (unsigned)pairs), 256, 0, h, (const float *)u, (const int *)a.order, mid, ff, a.gelu, a.fault,
+           a.op);
+}
+
+static Acts mid_acts(const Pass &p, const CuExperts &x, int n) {
+    return x.k[BW_EXP_DOWN] ? acts_in((int8_t *)p.s->moe.mem[MOE_MID], pair_room(p.m, x), x.m[BW_EXP_DOWN].cols, (n * x.top + 3) / 4 * 4) : Acts();
+}
+
+static void first_products(Pass &p, const CuStep &c, const int *order, int pairs) {
+    const CuExperts &x = p.s->experts[(size_t)c.at];
+    const int n = rows_of(p, c);
+    bool floats = x.k[BW_EXP_GATE] != x.k[BW_EXP_UP] || !x.k[BW_EXP_DOWN];
+    if (x.k[BW_EXP_GATE]) want_quantised(p, x.x, n, c.first);
+    gate_up(p, x, args_for(p, x, c.first, order), n, pairs, floats ? (float *)p.s->moe.mem[MOE_H] : NULL, mid_acts(p, x, n));
+}
+
+static void down_products(Pass &p, const CuStep &c, const int *order, int pairs) {
+    const CuExperts &x = p.s->experts[(size_t)c.at];
+    ExpertArgs a = args_for(p, x, c.first, order);
+    a.n_mats = a.per_pair = 1;
+    a.m[0] = x.m[BW_EXP_DOWN];
+    a.type[0] = x.float_type[BW_EXP_DOWN];
+    a.x = mid_acts(p, x, rows_of(p, c));
+    a.xf = (float *)p.s->moe.mem[MOE_H];
+    a.y = (float *)p.s->moe.mem[MOE_D];
+    product(p, x.k[BW_EXP_DOWN], a, pairs);
+}
+
+void run_expert_products(Pass &p, const CuStep &c, const int *order, int pairs) {
+    first_products(p, c, order, pairs);
+    down_products(p, c, order, pairs);
 }
 
 void run_experts(Pass &p, const CuStep &c) {
     const CuExperts &x = p.s->experts[(size_t)c.at];
-    const CuMoe &moe = p.s->moe;
     const int n = rows_of(p, c), pairs = n * x.top, out = x.m[BW_EXP_DOWN].rows;
     const ExpertKernels *down = x.k[BW_EXP_DOWN];
     const bool many = n > EXPERT_ROWS;
-    int *order = many ? (int *)moe.mem[MOE_ORDER] : NULL;
-    float *h = (float *)moe.mem[MOE_H], *d = (float *)moe.mem[MOE_D];
-    Acts mid = {};
-    if (down) mid = acts_in((int8_t *)moe.mem[MOE_MID], pair_room(p.m, x), x.m[BW_EXP_DOWN].cols, (pairs + 3) / 4 * 4);
-    if (x.k[BW_EXP_GATE]) want_quantised(p, x.x, n, c.first);
-    if (many) launch(*p.q, k_experts_order, dim3(1), 1024, 0, (const float *)buf_of(p, x.route), pairs, x.top, order);
-    ExpertArgs a = args_for(p, x, c.first, order);
-    gate_up(p, x, a, n, x.k[BW_EXP_GATE] != x.k[BW_EXP_UP] || !down ? h : NULL, mid);
+    if (x.layer >= 0 && run_split(p, c)) return;
+    int *order = many ? (int *)p.s->moe.mem[MOE_ORDER] : NULL;
+    const float *route = buf_of(p, x.route);
     p.quantised[(size_t)x.y] = 0;
-    if (down && !many) return down->down(*p.q, {x.m[BW_EXP_DOWN], a.route, x.top, mid, buf_of(p, x.y)}, n);
-    a.n_mats = a.per_pair = 1;
-    a.m[0] = x.m[BW_EXP_DOWN];
-    a.type[0] = x.float_type[BW_EXP_DOWN];
-    a.x = mid;
-    a.xf = h;
-    a.y = d;
-    product(p, down, a, pairs);
-    launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, (const float *)d, a.route, buf_of(p, x.y), out, x.top);
+    if (many) {
+        if (x.k[BW_EXP_GATE]) want_quantised(p, x.x, n, c.first);
+        launch(*p.q, k_experts_order, dim3(1), 1024, 0, route, pairs, x.top, order);
+    }
+    first_products(p, c, order, pairs);
+    if (down && !many) return down->down(*p.q, {x.m[BW_EXP_DOWN], route, x.top, mid_acts(p, x, n), buf_of(p, x.y)}, n);
+    down_products(p, c, order, pairs);
+    launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, (const float *)p.s->moe.mem[MOE_D], route, buf_of(p, x.y), out, x.top);
 }
 
 } // namespace bw

@@ -319,6 +319,7 @@ static int run_steps(Pass &p, bool eager) {
         int n = run_gdn(p, i); /* several steps at once, where rows are few */
         if (!n) run_step(p, p.s->steps[i]);
         i += n ? (size_t)n : 1;
+        if (p.rc) return p.rc;
         if (!eager || ++done % 16) continue;
         int turn = done / 16 & 1;
         if (!p.q->error && done > 16) p.q->error = cudaEventSynchronize(p.s->pace[turn]);
@@ -429,7 +430,7 @@ static int graph_key(const Pass &p) { return p.rows.n * 4 + (p.n_seqs == 1) * 2 
 
 static int launch_pass(Pass &p) {
     int n = p.rows.n;
-    if (n > GRAPH_ROWS || p.rows.n_want != n || !p.m->ctx->fuse) return run_steps(p, true);
+    if (n > GRAPH_ROWS || p.rows.n_want != n || !p.m->ctx->fuse || cu_split_waits(p.m, p.s)) return run_steps(p, true);
     CuGraph &g = p.s->graphs[graph_key(p)];
     if (p.n_seqs > 1) p.n_seqs = n;
     if (!g.uses++) return run_steps(p, true);
@@ -496,11 +497,12 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
     int rc = cu_alive(m->ctx);
     if (!rc) rc = grow_logits(m, s, b->want.n);
     if (rc) return rc;
-    Pass p = {m, l, s, &c->q, {}, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0)};
+    Pass p = {m, l, s, &c->q, {}, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0), 0, false};
     size_t bytes;
     if ((rc = fill_rows(m, s, b, &p, &bytes))) return rc;
     c->q.error = cudaMemcpyAsync(s->step_dev, s->step_host, bytes, cudaMemcpyHostToDevice, c->q.stream);
     if (!c->q.error) c->q.error = put_hidden(p, b);
+    split_begin(p);
     rc = launch_pass(p);
     if (!rc && picks) rc = launch_draws(p, b, picks);
     if (!rc && c->q.error) rc = cu_fail(m->ctx, c->q.error, "a launch");
@@ -508,7 +510,10 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
         cudaError_t e = cudaStreamSynchronize(c->q.stream);
         return e && !c->dead ? cu_fail(m->ctx, e, "a step") : rc;
     }
-    return fetch(p, logits, tokens);
+    rc = fetch(p, logits, tokens);
+    if (!rc && p.unrouted) rc = bw_fail(BW24_E_DEVICE, "a router's choice is no expert, and no op met Inf or NaN");
+    if (!rc) split_count(p);
+    return rc;
 }
 
 int cu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) { return run_pass(m, l, b, logits, NULL, NULL); }

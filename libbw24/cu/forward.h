@@ -17,6 +17,8 @@ struct Pass {
     int n_seqs;                  /* of FOLD state, of the step in hand; a graph serves one, or as many as it has rows */
     bool logits;                 /* somebody wants them: else ops that write them are left out */
     std::vector<char> quantised; /* per buffer: its quantised form is current */
+    int rc;                      /* a failure of the host's share of the pass */
+    bool unrouted;               /* a choice of no expert: after Inf or NaN, which the fault word says */
 };
 
 inline float *buf_of(const Pass &p, int b) { return p.s->buf[(size_t)b]; }
@@ -35,8 +37,13 @@ void run_conv(Pass &p, const CuStep &c);
 void run_delta(Pass &p, const CuStep &c);
 /* gdn.cu: the steps that step i and its followers were run as, 0: not in this form */
 int run_gdn(Pass &p, size_t i);
-/* experts.cu */
+/* experts.cu. products: act(gate x) * up x of the pairs of `order` (NULL: all), then down of it, to MOE_D by pair */
 void run_experts(Pass &p, const CuStep &c);
+void run_expert_products(Pass &p, const CuStep &c, const int *order, int pairs);
+/* split.cu: an EXPERTS op of which the processor computes a part; false: the card has all that the step wants */
+bool run_split(Pass &p, const CuStep &c);
+void split_begin(Pass &p);                  /* of a pass */
+void split_count(Pass &p);                  /* after it: the uses that the host did not see */
 
 } // namespace bw
 #endif

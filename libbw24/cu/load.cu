@@ -61,8 +61,10 @@ static void host_units(const bw24_model *m, const bw_tensor *t, const CuMatrix *
 }
 
 /* slices of whole tiles pass through the two halves of the stage; w: where the part's units go */
-static int fill_matrix(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src) {
+int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src) {
     CuCtx *c = ctx_of(m);
+    int rc = make_stage(m);
+    if (rc) return rc;
     size_t row = x->k ? (size_t)bw_row_bytes(t->type, x->cols) : 0, unit_row = x->k ? (size_t)x->segs * x->k->unit : 0;
     bool raw = x->k && x->k->pack;
     size_t tile = raw ? 16 * row : unit_row, total = x->k ? (size_t)(x->rows + 15) / 16 : x->bytes, step = x->k ? STAGE_BYTES / tile : STAGE_BYTES;
@@ -99,18 +101,13 @@ static const LinearKernels *kernels_for(const bw_type_info *t) {
     return t->form == BW_FLOAT ? NULL : t->form == BW_S1 || t->form == BW_S1M ? &linear_int8 : &linear_int8h;
 }
 
-size_t cu_part_bytes(const bw_tensor *t) {
-    const LinearKernels *k = kernels_for(t->type);
-    return k ? (size_t)((bw_part_rows(t) + 31) / 32 * 2 * ((t->ne[0] + 255) / 256)) * (size_t)k->unit : (size_t)bw_part_bytes(t);
+size_t cu_matrix_bytes(const bw_type_info *t, int64_t rows, int64_t cols) {
+    const LinearKernels *k = kernels_for(t);
+    return k ? (size_t)((rows + 31) / 32 * 2 * ((cols + 255) / 256)) * (size_t)k->unit : (size_t)(rows * bw_row_bytes(t, cols));
 }
+size_t cu_part_bytes(const bw_tensor *t) { return cu_matrix_bytes(t->type, bw_part_rows(t), t->ne[0]); }
 
-int cu_pack_tensor(bw24_model *m, bw_tensor *t) {
-    int rc = cu_alive(m->ctx);
-    if (!rc) rc = make_stage(m);
-    if (rc) return rc;
-    CuMatrix *x = (CuMatrix *)calloc(1, sizeof *x);
-    if (!x) return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", t->name);
-    t->packed = x;
+void cu_describe(const bw_tensor *t, CuMatrix *x) {
     x->parts = t->parts;
     x->rows = (int)bw_part_rows(t);
     x->cols = (int)t->ne[0];
@@ -122,12 +119,21 @@ int cu_pack_tensor(bw24_model *m, bw_tensor *t) {
     for (int i = 0; i < 4; i++)
         if (!strcmp(float_names[i], t->type->name)) x->float_type = i;
     x->bytes = cu_part_bytes(t);
+}
+
+int cu_pack_tensor(bw24_model *m, bw_tensor *t) {
+    int rc = cu_alive(m->ctx);
+    if (rc) return rc;
+    CuMatrix *x = (CuMatrix *)calloc(1, sizeof *x);
+    if (!x) return bw_fail(BW24_E_MEMORY, "out of memory for tensor %s", t->name);
+    t->packed = x;
+    cu_describe(t, x);
     char what[192];
     snprintf(what, sizeof what, "tensor %s", t->name);
     rc = cu_alloc(m, (void **)&x->w, x->bytes * (size_t)x->parts, what);
     if (rc) return rc;
     t->packed_bytes = x->bytes * (size_t)x->parts;
-    for (int i = 0; i < x->parts && !rc; i++) rc = fill_matrix(m, t, x, x->w + (size_t)i * x->bytes, t->data + (int64_t)i * bw_part_bytes(t));
+    for (int i = 0; i < x->parts && !rc; i++) rc = cu_fill_part(m, t, x, x->w + (size_t)i * x->bytes, t->data + (int64_t)i * bw_part_bytes(t));
     return rc;
 }
 

@@ -10,6 +10,7 @@ namespace bw {
 struct ExpertMatrix {
     const uint8_t *w;     /* expert 0's: units [2 * blocks][segs], or float rows */
     size_t stride;        /* bytes to the next expert's */
+    const uint32_t *at;   /* where experts lie, in units of stride, or NULL: one behind the other */
     const float *scales;  /* one an expert, or NULL: scale */
     float scale;
     int rows, cols, segs, blocks;
@@ -19,7 +20,7 @@ struct ExpertMatrix {
 struct ExpertArgs {
     ExpertMatrix m[2];    /* gate and up, or one */
     const float *route;   /* [rows][2 top]: weights, then ids */
-    const int *order;     /* pairs by expert, or NULL: as they come */
+    const int *order;     /* the pairs to be computed, by expert, or NULL: all as they come */
     int n_mats, top, per_pair; /* per_pair: x has a row a pair, else a row a row */
     Acts x;
     const float *xf;      /* float weights: x as floats */
@@ -28,6 +29,8 @@ struct ExpertArgs {
     int gelu, type[2];    /* FloatType of float weights */
     int *fault, op;
 };
+
+__device__ __forceinline__ const uint8_t *expert_at(const ExpertMatrix &m, int id) { return m.w + (size_t)(m.at ? __ldg(m.at + id) : (uint32_t)id) * m.stride; }
 
 /* y[row] = sum over the slots, ascending, of w_s * (down h_s) */
 struct DownArgs {

@@ -82,7 +82,7 @@ template <class U> __global__ void __launch_bounds__(512, 1) k_experts(ExpertArg
     for (int k = warp; k < tasks; k += warps) {
         const ExpertMatrix &m = a.m[k >= S];
         const int seg = k >= S ? k - S : k;
-        const uint8_t *w = m.w + (size_t)id * m.stride + ((size_t)blockIdx.x * 2 * S + seg) * U::UNIT;
+        const uint8_t *w = expert_at(m, id) + ((size_t)blockIdx.x * 2 * S + seg) * U::UNIT;
         UnitRegs<U> u[2];
         PairActs<U::FORM> x;
         u[0].load(w, lane);
@@ -124,7 +124,7 @@ template <class U> __global__ void __launch_bounds__(512, 1) k_experts_down(Down
         UnitRegs<U> u;
         PairActs<U::FORM> x;
         float p[2];
-        u.load(a.m.w + (size_t)id * a.m.stride + ((size_t)blockIdx.x * S + seg) * U::UNIT, lane);
+        u.load(expert_at(a.m, id) + ((size_t)blockIdx.x * S + seg) * U::UNIT, lane);
         x.load(a.x, row * a.top + slot, seg, lane);
         u.fold(x, lane, p);
         if (lane & 3) continue;

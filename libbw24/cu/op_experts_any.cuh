@@ -22,7 +22,7 @@ static __global__ void __launch_bounds__(256) k_experts_float(ExpertArgs a) {
     for (int k = warp; k < a.n_mats * S; k += 8) {
         const ExpertMatrix &m = a.m[k >= S];
         const int type = a.type[k >= S], seg = k >= S ? k - S : k, end = min(cols, seg * 256 + 256);
-        const uint8_t *w = m.w + (size_t)id * m.stride;
+        const uint8_t *w = expert_at(m, id);
         float p = 0.0f;
         for (int c = seg * 256; c < end && n < m.rows; c++) p = fmaf(float_at(type, w, (size_t)n * cols + c), __ldcg(x + c), p);
         part[k * 32 + lane] = p;
@@ -41,20 +41,21 @@ static __global__ void __launch_bounds__(256) k_experts_float(ExpertArgs a) {
     if (a.yo.q && blockIdx.x * 32 < a.m[0].rows) quant_group(a.yo, pair, blockIdx.x, lane, y, a.fault, a.op);
 }
 
-/* h = act(h) * u of [pairs][n], quantised as well where o is wanted: grid (n / 256, pairs), a warp a group of 32 */
-static __global__ void __launch_bounds__(256) k_experts_glu(float *h, const float *u, Acts o, int n, int gelu, int *fault, int op) {
+/* h = act(h) * u of [pairs][n], quantised as well where o is wanted: grid (n / 256, pairs), a warp a group of 32. order: as ExpertArgs */
+static __global__ void __launch_bounds__(256) k_experts_glu(float *h, const float *u, const int *order, Acts o, int n, int gelu, int *fault, int op) {
     const int lane = threadIdx.x & 31, g = blockIdx.x * 8 + (threadIdx.x >> 5), c = g * 32 + lane;
-    const size_t at = (size_t)blockIdx.y * n + c;
     pdl_trigger();
     pdl_wait();
     if (g * 32 >= n) return;
+    const int pair = order ? __ldcg(order + blockIdx.y) : blockIdx.y;
+    const size_t at = (size_t)pair * n + c;
     float v = 0.0f;
     if (c < n) {
         float x = __ldcg(h + at);
         v = (gelu ? bw_gelu(x) : bw_silu(x)) * __ldcg(u + at);
         h[at] = v;
     }
-    if (o.q) quant_group(o, blockIdx.y, g, lane, v, fault, op);
+    if (o.q) quant_group(o, pair, g, lane, v, fault, op);
 }
 
 /* The pairs, those of expert 0 first, for locality alone: a pair's result does not depend on its place. One block. */

@@ -18,15 +18,26 @@ size_t cu_slab_pages(const bw24_model *m, int klass) {
 
 static uint64_t acts_bytes(uint64_t rows, uint64_t cols) { return rows * cols + rows * (cols / 32) * 12; }
 
-static uint64_t weights(const bw24_model *m) {
+static bool of_experts(const bw24_model *m, const bw_tensor *t) {
+    for (int k = 0; k < m->n_lists && t->linear; k++)
+        for (int j = 0; j < m->lists[k]->n_ops; j++)
+            for (int w = 0; w < 3 && m->lists[k]->ops[j].code == BW_OP_EXPERTS; w++)
+                if (m->lists[k]->ops[j].w[w] == t) return true;
+    return false;
+}
+
+static uint64_t weights(const bw24_model *m, uint64_t *experts) {
     uint64_t total = 0;
     for (int i = 0; i < m->n_tensors; i++) {
         const bw_tensor *t = m->tensors[i];
         bool embed = false;
         for (int k = 0; k < m->n_lists && !t->linear && t->used; k++)
             for (int j = 0; j < m->lists[k]->n_ops; j++) embed |= m->lists[k]->ops[j].code == BW_OP_EMBED && m->lists[k]->ops[j].w[0] == t;
-        if (t->linear || embed) total += granted((uint64_t)t->parts * cu_part_bytes(t));
-        else if (t->used) total += (uint64_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]) * sizeof(float);
+        uint64_t packed = t->linear || embed ? granted((uint64_t)t->parts * cu_part_bytes(t)) : 0;
+        total += packed;
+        if (of_experts(m, t)) *experts += packed;
+        if (packed) continue;
+        if (t->used) total += (uint64_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]) * sizeof(float);
     }
     return total;
 }
@@ -95,7 +106,7 @@ static uint64_t work(const bw24_model *m, const bw_list *l) {
 
 int cu_predict(bw24_model *m, bw24_memory *out) {
     uint64_t split = 0;
-    out->weights = weights(m);
+    out->weights = weights(m, &out->experts);
     for (int i = 0; i < m->n_lists; i++) {
         uint64_t p = pieces(m, m->lists[i]);
         out->work += work(m, m->lists[i]);

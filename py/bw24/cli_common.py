@@ -142,14 +142,13 @@ def drafts_by(model: Model, args: argparse.Namespace) -> bool:
 
 def experts_in_files(model: Model, args: argparse.Namespace) -> bool:
     """Whether an engine of these settings would read experts from files."""
-    from . import device, tiers
-    from .engine import available_memory
+    from . import device, placement, tiers
+    from .engine import parse_kv, situation
 
-    asked = tiers.from_args(args)
-    if device.choose(args.device, args.backend, args.isa, False).backend != "cpu":
-        return False
+    choice = device.choose(args.device, args.backend, args.isa, False)
     try:
-        return tiers.decide(model, asked, None, available_memory(), available_memory(reserve=True)) is not None
+        here = situation(model, choice, tiers.from_args(args), None, parse_kv(args.kv), args.ctx)
+        return placement.place(here)[0] is not None
     except Bw24Error:  # the engine will say it
         return False
 

@@ -16,21 +16,19 @@ from .adapt import Learner
 from .depth import Costs
 from .drafter import PRE_NORM, SPARE, Draft, embedded
 from .errors import Bw24Error
+from .placement import E_MEMORY, UNSUPPORTED, Placement, Situation, place
 from .sampling import Draw, SamplingParams, picks
-from .sizes import Shape, largest_context, predict
-from .source import F32, Model
-from .tiers import Placement, Spill, Tiers, decide
+from .sizes import largest_context
+from .source import Model
+from .tiers import Spill, Tiers
 
 PAGE_TOKENS = 64
-UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
 MAX_ROWS = 256  # of a step, where every weight is in memory
 CUDA_ROWS = 1024  # the same on a card, whose tiles want more rows: 8B Q4_K at 256 rows a step 6.4, at 2048 10.6 thousand tok/s (research/cuda)
 DEFAULT_KV = "f16"
 MAX_LOGIT_ROWS = 64  # wanted rows of one step when a prompt's every logit is asked for: bounds the logits at 64 x vocabulary
 PREFILL_CLASSES = ("exact", "fast")
 KV_FORMATS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q5_1": "Q5_1", "e4m3": "E4M3"}
-
-E_MEMORY = -2  # BW24_E_MEMORY
 
 Row = tuple["Sequence", int, bool]
 
@@ -117,6 +115,15 @@ def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: i
                     f"the weights{' on the card' if card else ''}; what would fit: {', '.join([*options, 'a smaller model'])}", E_MEMORY)
 
 
+def situation(model: Model, choice: devices.Choice, tiers: Tiers, draft: Draft | None, kv: dict[str, str], ctx: int | None,
+              rows: int | None = None) -> Situation:
+    """What a placement depends on, as this machine is now. ctx, rows: what was asked for, None: nothing."""
+    free = choice.facts.free if choice.cuda and choice.facts else available_memory()
+    wide = rows or step_rows(choice.backend)
+    need = lambda n: kv_bytes(model, kv, n, wide, draft)  # noqa: E731
+    return Situation(model, choice, tiers, draft, kv, ctx, wide, rows is not None, free, available_memory(reserve=True), need)
+
+
 def _floats(array: np.ndarray | None) -> Any:
     """A float * over an array, NULL where there are no values."""
     return abi.ffi.NULL if array is None or not array.size else abi.ffi.cast("float *", abi.ffi.from_buffer(array))
@@ -170,38 +177,11 @@ class Engine:
         """Choose the context and load onto the chosen device."""
         size = sum(t.nbytes for t in self.model.file.tensors.values()) + (self.draft.nbytes if self.draft else 0)
         self.backend = self.choice.backend
-        self.max_rows = self._asked_rows or step_rows(self.backend)
-        room = self._place(tiers, size)
+        self.spill = None
+        self.placement, self.max_rows, room = place(situation(self.model, self.choice, tiers, self.draft, self.kv, ctx, self._asked_rows))
         self.ctx, self.note = fit_context(self.model, self.kv, ctx, self.max_rows, room, self.draft, self.choice.cuda)
         self._open(isa, threads, fuse, repack, float_activations)
         self._load(size, progress)
-
-    def _place(self, tiers: Tiers, size: int) -> int:
-        """Decides where experts go; the bytes left for the KV cache."""
-        free, granted = self.choice.facts.free if self.choice.facts else available_memory(), available_memory(reserve=True)
-        self.placement = self.spill = None
-        mixed = getattr(self.model.file, "mixed", False)
-        if self.backend != "cpu" and not tiers.asked and not mixed:
-            return free - self._beside_kv(size)
-        if self.backend != "cpu":
-            what = f"{self.model.path.name}: experts of mixed types" if mixed else "--ram, --vram and --nvme"
-            raise Bw24Error(f"{what}: backend {self.backend} holds every expert itself in this version; --device cpu reads them from files",
-                            UNSUPPORTED)
-        self.placement = decide(self.model, tiers, self.draft, free, granted)
-        self.max_rows = self._asked_rows or (self.placement.rows if self.placement else MAX_ROWS)
-        if self.placement is None:
-            return free - self._beside_kv(size)
-        return free - self.placement.rest - min(self.placement.ram, max(0, granted - self.placement.rest))
-
-    def _beside_kv(self, size: int) -> int:
-        """Bytes that the model takes beside its KV cache; `size`: of the files' tensors. Raises Bw24Error where the backend does not run it."""
-        lists = {"trunk": self.model.list_text()}
-        own, extra = {t.name for t in self.model.file.tensors.values()}, self.draft.nbytes if self.draft else 0
-        if self.draft and not extra and self.draft.role == "mtp":
-            lists["mtp"] = self.draft.builder.text()
-        tensors = [*self.model.file.tensors.values(), *(Shape(n, F32, a.shape, a.nbytes) for n, a in self.model.made.items() if n not in own)]
-        found = predict(tensors, lists, self.backend, self.kv, self.model.context_length, self.max_rows)
-        return found.total - found.kv - found.state + extra
 
     def free_memory(self) -> int:
         """Bytes free now where the KV cache lives."""

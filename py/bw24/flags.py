@@ -162,8 +162,8 @@ TABLE: tuple[Flag, ...] = (
     Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast is approximate, backend cuda only",
          "--prefill", metavar="CLASS", choices=("exact", "fast"), test="test_prefill_class.py::test_fast_needs_backend_cuda"),
     # ---- experts beyond memory: docs/HY3-SPILL.md
-    Flag("vram", RUNTIME, "size", None, "video memory for experts; the CUDA backend holds all of them in this version", "--vram", None, "BW24_VRAM",
-         "SIZE", test="test_tiers.py::test_settings_reach_the_engine"),
+    Flag("vram", RUNTIME, "size", None, "video memory for the model, such as 24g; the processor computes the experts that do not fit", "--vram", None,
+         "BW24_VRAM", "SIZE", shown_default="what is free on the card", test="test_tiers.py::test_settings_reach_the_engine"),
     Flag("ram", RUNTIME, "size", None, "RAM for a mixture's experts, such as 24g; the others are read from the model's files when used", "--ram",
          None, "BW24_RAM", "SIZE", shown_default="all, where they fit", test="test_tiers.py::test_settings_reach_the_engine"),
     Flag("nvme", RUNTIME, str, None, "folders that hold copies of the model's files; two are read at once", "--nvme", None, "BW24_NVME",

@@ -25,7 +25,7 @@ class Shape:
 @dataclass(frozen=True)
 class Sizes:
     """Bytes at one context length: weights as the backend holds them, work buffers, KV pages of one sequence, its recurrent state, what does
-    not depend on the model; `device` and `host` are the sums on the card and in the host's memory."""
+    not depend on the model; `device` and `host` are the sums on the card and in the host's memory; experts: of `weights` on a card."""
 
     context: int
     weights: int
@@ -35,6 +35,7 @@ class Sizes:
     fixed: int
     device: int
     host: int
+    experts: int
 
     @property
     def total(self) -> int:
@@ -64,7 +65,7 @@ def predict(tensors: Iterable[Any], lists: Mapping[str, str], backend: str, kv: 
             abi.check(lib.bw24_list_set(model[0], role.encode(), text.encode()))
         out = abi.new("bw24_memory")
         abi.check(lib.bw24_predict(model[0], out))
-        return Sizes(context, out.weights, out.work, out.kv, out.state, out.fixed, out.device, out.host)
+        return Sizes(context, out.weights, out.work, out.kv, out.state, out.fixed, out.device, out.host, out.experts)
     finally:
         lib.bw24_model_free(model[0])
         lib.bw24_close(ctx[0])

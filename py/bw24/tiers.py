@@ -1,5 +1,5 @@
-"""Where a mixture's experts live: in memory, or in files with a part of them in RAM. Owns the decision, the folders that are read, and the call
-sequence of the library's spill; knows neither policies nor how a step runs."""
+"""A mixture's experts on a card, in RAM and in files: what was asked for, which experts a model has, the folders that are read, the call sequence
+of the library's spill, profiles. Knows neither policies nor how a step runs; placement.py decides."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .gguf_types import quote
 
 if TYPE_CHECKING:
     from .drafter import Draft
+    from .placement import Placement
     from .source import Model
 
 POLICIES = {"lru": 0, "slru": 1, "frozen": 2}
-KV_SHARE = 8  # of what is free after the weights outside the experts, a part in so many is left to the KV cache
 TRACE_ROOM = 1 << 18  # uses of one step: 1024 experts in each of 256 layers
-CYCLES = 8.0  # below so many tokens' worth of experts a share for each layer hit more than one list, above alike (docs/HY3-SPILL.md)
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """What the person asked for. ram: bytes for experts in RAM, None: decided from what is free. nvme: one or two folders that hold the model's
-    files; two are read at once. profile: file of `bw24 tiers profile`. force: read experts from files even where all would fit."""
+    """What the person asked for. ram: bytes for experts in RAM, None: decided from what is free. vram: bytes of a card's memory for the whole model.
+    nvme: one or two folders that hold the model's files; two are read at once. profile: file of `bw24 tiers profile`. force: read experts from files
+    even where all would fit; backend cpu then takes vram as bytes of experts that it keeps apart, as a card would."""
 
     ram: int | None = None
     vram: int | None = None
@@ -121,58 +121,6 @@ def sample(model: Model, name: str) -> bytes:
         return f.read(4096)
 
 
-def rows_of_step(model: Model, bank: Bank, ram: int) -> int:
-    """Rows of a prompt's step, 256 to 2048: each expert is read once a step, but the activations of a row's experts take memory too, at most an
-    eighth of the budget, or 64 MB."""
-    down = model.file.tensors[bank.ops[0][2]].shape
-    top = max(1, bank.visits // len(bank.ops))
-    pair = 5 * (down[0] + down[1])  # bytes: f32 in and out of the down matrix, int8 of the inputs
-    return max(256, min(2048, max(64 << 20, ram // 8) // (pair * top) // 64 * 64))
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The decision: experts are read from files, `ram` bytes of them held. rest: bytes of the other weights; rows: of a prompt's
-    step, the wider the fewer times the bank is read; note: a sentence for the person."""
-
-    bank: Bank
-    rest: int
-    ram: int
-    rows: int
-    policy: str
-    tiers: Tiers
-    note: str
-
-
-def decide(model: Model, tiers: Tiers, draft: Draft | None, free: int, granted: int) -> Placement | None:
-    """Where the experts go; None: all weights in memory, as for any model. free: bytes the system has; granted: those less its reserve."""
-    bank = bank_of(model, draft)
-    if tiers.vram is not None:
-        raise Bw24Error("--vram: backend cpu has no video memory, and the CUDA backend holds every expert itself in this version")
-    if not bank.ops:
-        if tiers.ram is not None or tiers.force:
-            raise Bw24Error(f"{model.path.name}: the model has no experts, so --ram has nothing to divide")
-        return None
-    rest = rest_of(model, bank) + (draft.nbytes if draft else 0)
-    ram, mixed = tiers.ram, getattr(model.file, "mixed", False)
-    if ram is None:
-        fits = rest + bank.nbytes <= free
-        if fits and not tiers.asked and not mixed:
-            return None
-        ram = max(0, granted - rest)
-        ram = min(bank.nbytes * (2 if fits else 1), ram - ram // KV_SHARE)  # in RAM an expert has up to 12 KiB a matrix more
-    elif ram >= bank.nbytes + bank.nbytes // 64 and not tiers.force and not tiers.trace and not mixed:
-        return None
-    policy = tiers.policy or ("frozen" if tiers.profile else "lru" if ram >= CYCLES * bank.active else "slru")
-    if policy == "frozen" and not tiers.profile:
-        raise Bw24Error("--tier-policy frozen needs --profile FILE, which `bw24 tiers profile` writes")
-    where = ", ".join(tiers.nvme) or str(model.path.parent)
-    rows = rows_of_step(model, bank, ram)
-    note = (f"experts: {bank.nbytes / 1e9:.2f} GB, of which at most {min(ram, bank.nbytes) / 1e9:.2f} GB are held in RAM ({policy}) and the others "
-            f"read from {where}")
-    return Placement(bank, rest, ram, rows, policy, tiers, note)
-
-
 # ---- files
 
 
@@ -200,8 +148,8 @@ class Spill:
         self._files: dict[Path, int] = {}
         t, p = placement.tiers, abi.new("bw24_spill_params")
         root = abi.ffi.new("char[]", t.root.encode()) if t.root else abi.ffi.NULL
-        p.policy, p.ram, p.readers, p.buffered, p.trace, p.root = (
-            POLICIES[placement.policy], placement.ram, t.readers, t.buffered, t.trace, root)
+        p.policy, p.ram, p.vram, p.readers, p.buffered, p.trace, p.root = (
+            POLICIES[placement.policy], placement.ram, placement.vram, t.readers, t.buffered, t.trace, root)
         abi.check(abi.lib().bw24_spill_open(handle, p))
 
     def _file(self, path: Path) -> int:
@@ -246,13 +194,30 @@ class Spill:
         return out
 
     def warm_up(self) -> None:
-        """Before the first token: the profile's most used experts, or where all fit, all. Raises Bw24Error."""
+        """Before the first token: the card's set, whole layers where there is no profile, and in RAM the profile's most used of the others, or all
+        where all fit. Raises Bw24Error."""
+        layers, profile = self.layers(), self.placement.tiers.profile
+        every = np.array([(i, e) for i, (_, n) in enumerate(layers) for e in range(n)], np.int32).reshape(-1, 2)
+        uses = read_profile(Path(profile), model_hash(self._model), layers) if profile else None
+        if self.placement.vram:
+            self.card(every if uses is None else most_used(uses, self.placement.card_experts(len(every))))
         c = self.stats()
-        if self.placement.tiers.profile:
-            uses = read_profile(Path(self.placement.tiers.profile), model_hash(self._model), self.layers())
-            self.warm(most_used(uses, self._fitting(c)))
-        elif c["bank"] <= c["limit"]:
-            self.warm(np.array([(i, e) for i, (_, n) in enumerate(self.layers()) for e in range(n)], np.int32).reshape(-1, 2))
+        if uses is not None:
+            self.warm(most_used(uses, c["vram_experts"] + self._fitting(c)))
+        elif c["bank"] * (len(every) - c["vram_experts"]) <= c["limit"] * len(every):
+            self.warm(every)
+
+    def card(self, pairs: np.ndarray) -> int:
+        """Reads experts [n, 2] (layer, expert) into the card's set, as many as its room holds. Returns how many are there."""
+        return self._pairs(abi.lib().bw24_spill_card, pairs)
+
+    def _pairs(self, call: Callable[..., int], pairs: np.ndarray) -> int:
+        pairs = np.ascontiguousarray(pairs, np.int32)
+        if not len(pairs):
+            return 0
+        count = call(self._handle, abi.ffi.cast("int32_t *", abi.ffi.from_buffer(pairs)), len(pairs))
+        abi.check(count)
+        return count
 
     def _fitting(self, c: dict[str, int]) -> int:
         """Experts that the budget holds beside the least that a step needs."""
@@ -260,13 +225,8 @@ class Spill:
         return max(0, (c["limit"] - c["floor"]) // largest)
 
     def warm(self, pairs: np.ndarray) -> int:
-        """Reads experts [n, 2] (layer, expert) into RAM, as many as fit. Returns how many."""
-        pairs = np.ascontiguousarray(pairs, np.int32)
-        if not len(pairs):
-            return 0
-        loaded = abi.lib().bw24_spill_warm(self._handle, abi.ffi.cast("int32_t *", abi.ffi.from_buffer(pairs)), len(pairs))
-        abi.check(loaded)
-        return loaded
+        """Reads experts [n, 2] (layer, expert) into RAM, as many as fit and are not on the card. Returns how many."""
+        return self._pairs(abi.lib().bw24_spill_warm, pairs)
 
     def stats(self) -> dict[str, int]:
         """The counters of bw24_spill_counts."""

@@ -1,0 +1,163 @@
+/* EXPERTS of a card's model on the processor (host.h): a context, a model and lists of backend cpu that stand beside the card's and hold the EXPERTS ops
+ * alone. Owns that correspondence; the work itself is forward_moe.c's. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "forward.h"
+#include "host.h"
+
+struct bw_host {
+    bw24_ctx ctx;
+    bw24_model model;
+    const bw_list *of[BW_MAX_ROLES]; /* the card's lists, each with its own here at the same index */
+    int *op_of[BW_MAX_ROLES];        /* op here -> op there */
+    bw_rowset set;                   /* of the step in hand */
+};
+
+int bw_host_new(bw24_model *m, bw_host **out) {
+    bw_host *h = *out = calloc(1, sizeof *h);
+    if (!h) return bw_fail(BW24_E_MEMORY, "out of memory for a model");
+    h->ctx.backend = &bw_backend_cpu;
+    h->ctx.threads = m->ctx->threads;
+    h->ctx.fuse = m->ctx->fuse;
+    h->ctx.repack = m->ctx->repack;
+    h->model.ctx = &h->ctx;
+    h->model.max_rows = m->max_rows;
+    h->model.max_context = m->max_context;
+    h->model.spill = m->spill;
+    int rc = bw_backend_cpu.open(&h->ctx);
+    if (rc) {
+        free(h);
+        *out = NULL;
+    }
+    return rc;
+}
+
+static void free_list(bw_list *l) {
+    bw_plan_free(l->plan);
+    free(l->ops);
+    free(l->mem);
+    free(l);
+}
+
+void bw_host_free(bw_host *h) {
+    if (!h) return;
+    bw_backend_cpu.free_model(&h->model);
+    for (int i = 0; i < h->model.n_lists; i++) {
+        free_list(h->model.lists[i]);
+        free(h->op_of[i]);
+    }
+    bw_backend_cpu.close(&h->ctx);
+    free(h);
+}
+
+static bool spilled(const bw_op *op) { return op->code == BW_OP_EXPERTS && bw_spilled(op); }
+
+/* the EXPERTS ops of a list, over the same buffers; those of a drafter with a file of its own may be in memory */
+static int copy_ops(bw_host *h, const bw_list *l, bw_list **out) {
+    int n = 0, index = h->model.n_lists;
+    for (int i = 0; i < l->n_ops; i++) n += spilled(&l->ops[i]);
+    bw_list *own = *out = calloc(1, sizeof *own);
+    if (own) own->ops = calloc((size_t)n + 1, sizeof *own->ops);
+    if (own) own->mem = calloc((size_t)l->n_bufs, sizeof *own->mem);
+    h->op_of[index] = calloc((size_t)n + 1, sizeof **h->op_of);
+    if (!own || !own->ops || !own->mem || !h->op_of[index]) {
+        if (own) free_list(own);
+        return bw_fail(BW24_E_MEMORY, "out of memory for a list");
+    }
+    memcpy(own->bufs, l->bufs, sizeof own->bufs);
+    own->n_bufs = l->n_bufs;
+    own->logits = own->hidden = -1;
+    own->index = index;
+    for (int i = 0; i < l->n_ops; i++) {
+        if (!spilled(&l->ops[i])) continue;
+        h->op_of[index][own->n_ops] = i;
+        own->ops[own->n_ops++] = l->ops[i];
+    }
+    h->of[index] = l;
+    h->model.lists[h->model.n_lists++] = own;
+    return 0;
+}
+
+int bw_host_list(bw_host *h, const bw_list *l) {
+    bw_list *own;
+    if (h->model.n_lists == BW_MAX_ROLES) return bw_fail(BW24_E_ARG, "a model has at most %d lists", BW_MAX_ROLES);
+    BW_TRY(copy_ops(h, l, &own));
+    BW_TRY(bw_lower(own, false, &own->plan));
+    BW_TRY(bw_backend_cpu.prepare_list(&h->model, own));
+    for (int i = 0; i < own->plan->n_steps; i++) ((cpu_model *)own->priv)->steps[i].away = true;
+    return 0;
+}
+
+/* index of the list here; *step: of the op in its plan, where a step is an op */
+static int find(const bw_host *h, const bw_list *l, int op, int *step) {
+    int i = 0;
+    while (h->of[i] != l) i++;
+    for (*step = 0; h->op_of[i][*step] != op;) ++*step;
+    return i;
+}
+
+int bw_host_layer(const bw_host *h, const bw_list *l, int op) {
+    int step, i = find(h, l, op, &step);
+    return ((cpu_model *)h->model.lists[i]->priv)->steps[step].spill;
+}
+
+size_t bw_host_results(const bw_host *h, const bw_list *l, void **at) {
+    for (int i = 0; i < h->model.n_lists; i++) {
+        const cpu_moe *s = &((cpu_model *)h->model.lists[i]->priv)->moe;
+        if (h->of[i] != l || !s->d) continue;
+        *at = s->d;
+        return (size_t)h->model.max_rows * (size_t)s->max_top * (size_t)s->max_out * sizeof(float);
+    }
+    return 0;
+}
+
+static fwd pass_over(bw_host *h, bw_list *l) {
+    cpu_ctx *c = h->ctx.priv;
+    return (fwd){&h->model, l, NULL, NULL, l->priv, c->isa, c->pool};
+}
+
+int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, bw_host_step *out) {
+    int step, i = find(h, l, op, &step);
+    bw_list *own = h->model.lists[i];
+    cpu_model *s = own->priv;
+    const bw_op *o = &own->ops[step];
+    fwd f = pass_over(h, own);
+    h->set = (bw_rowset){.n = n};
+    own->mem[o->buf[1]] = (float *)x;
+    own->mem[o->buf[2]] = (float *)route;
+    atomic_store(&s->fault, 0);
+    plan_experts(&f, step, step, &h->set);
+    *out = (bw_host_step){n * (int)(own->bufs[o->buf[2]].width / 2), (int)s->steps[step].own_pairs, s->moe.place, s->moe.pair, s->moe.d};
+    return 0;
+}
+
+typedef struct host_job { fwd f; int step; cpu_phase *phases; const bw_rowset *set; } host_job;
+static void work_part(void *arg, int tid, int n) {
+    const host_job *j = arg;
+    (void)n;
+    own_experts(&j->f, j->phases, j->step, j->step, j->set, tid);
+}
+
+int bw_host_work(bw_host *h, const bw_list *l, int op) {
+    int step, i = find(h, l, op, &step);
+    bw_list *own = h->model.lists[i];
+    cpu_model *s = own->priv;
+    cpu_step *cs = &s->steps[step];
+    host_job job = {pass_over(h, own), step, &s->phases[cs->phase], &h->set};
+    int used = 4 + CPU_WAVE_PHASES * cs->n_waves;
+    for (int k = 0; k < used; k++) {
+        atomic_store_explicit(&job.phases[k].next, 0, memory_order_relaxed);
+        atomic_store_explicit(&job.phases[k].done, 0, memory_order_relaxed);
+    }
+    if (cs->n_own) cpu_pool_run(job.f.pool, work_part, &job);
+    else bw_spill_end(h->model.spill);
+    const char *lost = bw_spill_error(h->model.spill);
+    if (lost) return bw_fail(BW24_E_IO, "%s", lost);
+    if (!atomic_load(&s->fault)) return 0;
+    char label[256];
+    bw_op_label(l, op, label, sizeof label);
+    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
+}
+
+int bw_host_warm(bw_host *h, int layer, const int *experts, int n) { return cpu_warm(&h->model, layer, experts, n); }

@@ -1,0 +1,41 @@
+/* The processor's share of a model that computes on a card: the experts outside the card's set (spill.h), by backend cpu's own kernels. A list's
+ * EXPERTS ops become a list of their own over rows in host memory. One thread at a time; knows no card. */
+#ifndef BW24_CPU_HOST_H
+#define BW24_CPU_HOST_H
+
+#include "../internal.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct bw_host bw_host;
+
+/* for a model whose experts are spilled; its threads are the context's */
+int bw_host_new(bw24_model *m, bw_host **out);
+void bw_host_free(bw_host *h);
+/* Resolves the list's EXPERTS ops, in the order of the spill's layers, as backend cpu would. To be called once a list, in order. */
+int bw_host_list(bw_host *h, const bw_list *l);
+
+/* One EXPERTS op of a step. A place is a pair's position once pairs are sorted by expert, those outside the set first. */
+typedef struct bw_host_step {
+    int pairs, own;          /* all, and those outside the set: places [0, own) are this side's */
+    const int *place, *pair; /* [pairs] pair -> place, place -> pair */
+    const float *d;          /* [own][out] down h, in the order of the places: what the slots' sum is over */
+} bw_host_step;
+
+/* x, route: [n][width] of the op's buffers. plan sorts, counts and begins to read; work computes d and returns when it is whole. x and route must stay until
+ * then. Work fails for reads that failed and for Inf or NaN. */
+int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, bw_host_step *out);
+int bw_host_work(bw_host *h, const bw_list *l, int op);
+/* where d is, of all lists: bytes from one address on, for a backend that wants them pinned; 0 before the first list */
+size_t bw_host_results(const bw_host *h, const bw_list *l, void **at);
+/* layer of the spill that an EXPERTS op is */
+int bw_host_layer(const bw_host *h, const bw_list *l, int op);
+/* bw_backend.warm over this side's forms */
+int bw_host_warm(bw_host *h, int layer, const int *experts, int n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,222 @@
+/* EXPERTS divided between the card and the processor: the card computes those of its set (spill.h), backend cpu's kernels the others from memory or
+ * files (cpu/host.h), at the same time; one kernel sums the slots in their order. Owns the set's memory, the exchange through pinned memory and the wait
+ * for the router's choice; knows no policy and no file. */
+#include <cstring>
+#include "../cpu/host.h"
+#include "../spill.h"
+#include "forward.h"
+#include "op_split.cuh"
+
+namespace bw {
+
+enum { UNIT = 256 }; /* bytes: what places in the set are counted in */
+
+/* ---- making */
+static int pin(bw24_model *m, void **out, size_t bytes) {
+    cudaError_t e = cudaHostAlloc(out, bytes ? bytes : 16, cudaHostAllocDefault);
+    return e ? cu_fail(m->ctx, e, "pinned memory for experts") : 0;
+}
+
+static int make_split(bw24_model *m) {
+    CuSplit *s = model_of(m)->split = new CuSplit();
+    size_t bytes = (size_t)bw_spill_set_bytes(m->spill);
+    int rc = bw_host_new(m, &s->host);
+    if (!rc) rc = cu_alloc(m, (void **)&s->set, bytes, "the card's experts");
+    if (rc) return rc;
+    model_of(m)->owned.push_back(s->set);
+    cudaError_t e = cudaEventCreateWithFlags(&s->event, cudaEventDisableTiming);
+    return e ? cu_fail(m->ctx, e, "an event") : 0;
+}
+
+/* buffers for the widest op of the lists so far */
+static int make_buffers(bw24_model *m, const bw_list *l, CuSplit *s) {
+    size_t x = s->x_floats, route = s->route_floats, rows = (size_t)m->max_rows;
+    for (int i = 0; i < l->n_ops; i++) {
+        const bw_op *op = &l->ops[i];
+        if (op->code != BW_OP_EXPERTS) continue;
+        size_t a = rows * (size_t)l->bufs[op->buf[1]].width, b = rows * (size_t)l->bufs[op->buf[2]].width;
+        x = a > x ? a : x;
+        route = b > route ? b : route;
+    }
+    if (x == s->x_floats && route == s->route_floats) return 0;
+    for (void *p : {(void *)s->x, (void *)s->route, (void *)s->ints})
+        if (p) cudaFreeHost(p);
+    s->x = s->route = NULL;
+    s->ints = NULL;
+    s->x_floats = x;
+    s->route_floats = route;
+    s->pairs = route / 2;
+    int rc = pin(m, (void **)&s->x, x * sizeof(float));
+    if (!rc) rc = pin(m, (void **)&s->route, route * sizeof(float));
+    if (!rc) rc = pin(m, (void **)&s->ints, 2 * s->pairs * sizeof(int));
+    return rc ? rc : cu_model_alloc(m, (void **)&s->dev_ints, 2 * s->pairs * sizeof(int), "experts");
+}
+
+int cu_split_list(bw24_model *m, bw_list *l) {
+    int rc = model_of(m)->split ? 0 : make_split(m);
+    CuSplit *s = model_of(m)->split;
+    if (!rc) rc = bw_host_list(s->host, l);
+    if (!rc) rc = make_buffers(m, l, s);
+    void *d = NULL;
+    size_t bytes = rc ? 0 : bw_host_results(s->host, l, &d);
+    if (!bytes) return rc;
+    cudaError_t e = cudaHostRegister(d, bytes, cudaHostRegisterDefault);
+    if (e) return cu_fail(m->ctx, e, "pinned memory for experts");
+    s->pinned.push_back(d);
+    return 0;
+}
+
+int cu_split_layer(bw24_model *m, const bw_list *l, int index, CuExperts *x) {
+    CuSplit *s = model_of(m)->split;
+    const bw_op *op = &l->ops[index];
+    x->layer = bw_host_layer(s->host, l, index);
+    s->layers.resize((size_t)x->layer + 1);
+    CuSplitLayer &y = s->layers[(size_t)x->layer];
+    y.op = op;
+    for (int k = 0; k < 3; k++) {
+        int part;
+        const bw_tensor *scale, *t = bw_expert_part(op, k, 0, &part, &scale);
+        for (int e = 0; e < op->experts; e++)
+            if (bw_spill_type(op, e, k) != t->type)
+                return bw_fail(BW24_E_UNSUPPORTED, "tensor %s: backend cuda wants all experts of a layer in one type, found %s and %s", t->name, t->type->name,
+                               bw_spill_type(op, e, k)->name);
+        cu_describe(t, &y.m[k]);
+    }
+    return cu_model_alloc(m, (void **)&y.at, 3 * (size_t)op->experts * sizeof(uint32_t), "experts");
+}
+
+void cu_split_free(CuModel *all) {
+    CuSplit *s = all->split;
+    if (!s) return;
+    for (void *p : s->pinned) cudaHostUnregister(p);
+    for (void *p : {(void *)s->x, (void *)s->route, (void *)s->ints, (void *)s->seen})
+        if (p) cudaFreeHost(p);
+    if (s->event) cudaEventDestroy(s->event);
+    bw_host_free(s->host);
+    delete s;
+    all->split = NULL;
+}
+
+int cu_warm(bw24_model *m, int layer, const int *experts, int n) { return bw_host_warm(model_of(m)->split->host, layer, experts, n); }
+
+/* ---- the set */
+static size_t set_bytes(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols) {
+    (void)m;
+    return cu_matrix_bytes(t, rows, cols);
+}
+
+static int set_put(bw24_model *m, int layer, int expert, int matrix, uint64_t offset, const uint8_t *raw) {
+    CuSplit *s = model_of(m)->split;
+    const CuSplitLayer &y = s->layers[(size_t)layer];
+    int part, rc = cu_alive(m->ctx);
+    const bw_tensor *scale, *t = bw_expert_part(y.op, matrix, expert, &part, &scale);
+    return rc ? rc : cu_fill_part(m, t, &y.m[matrix], s->set + offset, raw);
+}
+
+/* one area for the routes of layers whose choice the host does not wait for */
+static int make_seen(bw24_model *m, CuSplit *s) { return s->seen ? 0 : pin(m, (void **)&s->seen, s->layers.size() * s->route_floats * sizeof(float)); }
+
+static int set_settle(bw24_model *m) {
+    CuSplit *s = model_of(m)->split;
+    int rc = cu_alive(m->ctx);
+    for (size_t i = 0; i < s->layers.size() && !rc; i++) {
+        CuSplitLayer &y = s->layers[i];
+        const uint8_t *in = bw_spill_in_set(m->spill, (int)i);
+        int n = y.op->experts, have = 0;
+        std::vector<uint32_t> at(3 * (size_t)n, 0);
+        for (int e = 0; e < n; e++) {
+            have += in[e];
+            for (int k = 0; k < 3 && in[e]; k++) at[(size_t)(k * n + e)] = (uint32_t)(bw_spill_set_at(m->spill, (int)i, e, k) / UNIT);
+        }
+        y.whole = have == n;
+        if (y.whole) rc = make_seen(m, s);
+        cudaError_t err = cudaMemcpy(y.at, at.data(), at.size() * sizeof(uint32_t), cudaMemcpyHostToDevice);
+        if (err) rc = cu_fail(m->ctx, err, "experts");
+    }
+    cudaError_t e = cudaStreamSynchronize(ctx_of(m)->q.stream);
+    return e && !rc ? cu_fail(m->ctx, e, "experts") : rc;
+}
+
+const bw_spill_set cu_set = {set_bytes, set_put, set_settle};
+
+/* ---- running */
+bool cu_split_waits(const bw24_model *m, const CuList *s) {
+    for (auto &x : s->experts)
+        if (x.layer >= 0 && !model_of(m)->split->layers[(size_t)x.layer].whole) return true;
+    return false;
+}
+
+void split_begin(Pass &p) {
+    const CuSplit *s = model_of(p.m)->split;
+    if (s && p.l->index == 0 && !s->layers.empty() && s->layers[0].whole) bw_spill_step(p.m->spill);
+}
+
+void split_count(Pass &p) {
+    CuSplit *s = model_of(p.m)->split;
+    if (!s) return;
+    for (auto &c : p.s->steps) {
+        if (c.kind != CU_EXPERTS) continue;
+        const CuExperts &x = p.s->experts[(size_t)c.at];
+        if (x.layer < 0 || !s->layers[(size_t)x.layer].whole) continue;
+        std::vector<int> uses((size_t)x.experts, 0), list;
+        const float *route = s->seen + (size_t)x.layer * s->route_floats;
+        for (int i = 0; i < rows_of(p, c) * x.top; i++) {
+            int e = (int)route[(size_t)(i / x.top) * 2 * (size_t)x.top + (size_t)(x.top + i % x.top)];
+            if (!uses[(size_t)e]++) list.push_back(e);
+        }
+        bw_spill_set_uses(p.m->spill, x.layer, list.data(), (int)list.size(), uses.data());
+    }
+}
+
+static void fetch_async(Pass &p, void *to, const void *from, size_t bytes) {
+    if (!p.q->error) p.q->error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, p.q->stream);
+}
+
+/* the op's rows and the router's choice come to the host, which waits for them */
+static bool bring(Pass &p, CuSplit *s, const CuExperts &x, int n) {
+    int64_t begun = bw_spill_clock();
+    fetch_async(p, s->x, buf_of(p, x.x), (size_t)n * (size_t)width_of(p, x.x) * sizeof(float));
+    fetch_async(p, s->route, buf_of(p, x.route), (size_t)n * (size_t)width_of(p, x.route) * sizeof(float));
+    if (!p.q->error) p.q->error = cudaEventRecord(s->event, p.q->stream);
+    if (!p.q->error) p.q->error = cudaEventSynchronize(s->event);
+    bw_spill_card_time(p.m->spill, bw_spill_clock() - begun);
+    return !p.q->error;
+}
+
+static bool choices_exist(const CuSplit *s, const CuExperts &x, int n) {
+    for (int i = 0; i < n * x.top; i++) {
+        float e = s->route[(size_t)(i / x.top) * 2 * (size_t)x.top + (size_t)(x.top + i % x.top)];
+        if (!(e >= 0 && e < (float)x.experts)) return false;
+    }
+    return true;
+}
+
+bool run_split(Pass &p, const CuStep &c) {
+    CuSplit *s = model_of(p.m)->split;
+    const CuExperts &x = p.s->experts[(size_t)c.at];
+    const int n = rows_of(p, c), out = x.m[BW_EXP_DOWN].rows;
+    if (s->layers[(size_t)x.layer].whole) {
+        fetch_async(p, s->seen + (size_t)x.layer * s->route_floats, buf_of(p, x.route), (size_t)n * (size_t)width_of(p, x.route) * sizeof(float));
+        return false;
+    }
+    if (!bring(p, s, x, n)) return true;
+    bw_host_step h;
+    if (!choices_exist(s, x, n)) return p.unrouted = true;
+    p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, &h);
+    if (p.rc) return true;
+    if (h.own == 0) {
+        p.rc = bw_host_work(s->host, p.l, c.first);
+        return p.rc != 0;
+    }
+    memcpy(s->ints, h.place, (size_t)h.pairs * sizeof(int));
+    memcpy(s->ints + h.pairs, h.pair, (size_t)h.pairs * sizeof(int));
+    if (!p.q->error) p.q->error = cudaMemcpyAsync(s->dev_ints, s->ints, 2 * (size_t)h.pairs * sizeof(int), cudaMemcpyHostToDevice, p.q->stream);
+    if (h.own < h.pairs) run_expert_products(p, c, s->dev_ints + h.pairs + h.own, h.pairs - h.own);
+    p.rc = bw_host_work(s->host, p.l, c.first);
+    launch(*p.q, k_split_join, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, h.d, h.own, (const int *)s->dev_ints,
+           (const float *)p.s->moe.mem[MOE_D], (const float *)buf_of(p, x.route), buf_of(p, x.y), out, x.top);
+    p.quantised[(size_t)x.y] = 0;
+    return true;
+}
+
+} // namespace bw

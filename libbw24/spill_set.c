@@ -1,0 +1,118 @@
+/* The set of experts that a backend keeps in memory of its own, a card's: which they are, where they lie, and reading them there. Owns the layout of the
+ * set; what a matrix looks like there is the backend's, how files are read is spill_io.c's. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "spill_impl.h"
+
+enum { SET_ALIGN = 256 };
+
+const uint8_t *bw_spill_in_set(const bw_spill *s, int layer) { return s->layers[layer].in_set; }
+uint64_t bw_spill_set_bytes(const bw_spill *s) { return s->set_room; }
+
+static uint64_t matrix_bytes(const bw_spill *s, const spill_layer *l, int expert, int matrix) {
+    spill_span at;
+    spill_span_of(s, &l->entries[expert], matrix, &at);
+    const bw_tensor *t = l->w[matrix];
+    uint64_t n = s->model->ctx->backend->set->bytes(s->model, at.type, bw_part_rows(t), t->ne[0]);
+    return (n + SET_ALIGN - 1) & ~(uint64_t)(SET_ALIGN - 1);
+}
+
+uint64_t bw_spill_set_at(const bw_spill *s, int layer, int expert, int matrix) {
+    const spill_layer *l = &s->layers[layer];
+    uint64_t at = l->set_at[expert];
+    for (int m = 0; m < matrix; m++) at += matrix_bytes(s, l, expert, m);
+    return at;
+}
+
+void bw_spill_set_uses(bw_spill *s, int layer, const int *experts, int n, const int *uses) {
+    for (int i = 0; i < n; i++) {
+        uint64_t count = (uint64_t)uses[experts[i]];
+        s->layers[layer].entries[experts[i]].uses += count;
+        s->c.visits += count;
+        s->c.vram_visits += count;
+        spill_note(s, layer << 16 | experts[i] | INT32_MIN);
+    }
+}
+
+void bw_spill_step(bw_spill *s) { spill_note(s, -1); }
+void bw_spill_card_time(bw_spill *s, int64_t ns) { s->c.card_ns += (uint64_t)ns; }
+
+/* experts of one layer, through memory of the budget to the set; those that the file lacks are left out before */
+static int pass_batch(bw_spill *s, int layer, int *experts, int n) {
+    bw24_model *m = s->model;
+    int hits, rc = 0;
+    for (int i = 0; i < n; i++)
+        if (s->layers[layer].entries[experts[i]].state == SPILL_READY) spill_drop(s, &s->layers[layer].entries[experts[i]]);
+    s->passing = true;
+    bw_spill_begin(s, layer, experts, n, 1, NULL, experts, &hits);
+    for (int i = 0; i < n; i++) {
+        if (i % BW_SPILL_WAVE == 0) bw_spill_next(s, i, i + BW_SPILL_WAVE < n ? i + BW_SPILL_WAVE : n);
+        for (int k = 0; k < 3; k++) {
+            uint8_t *base, *raw;
+            bool there = bw_spill_wait(s, layer, experts[i], k, &base, &raw);
+            if (there && !rc) rc = m->ctx->backend->set->put(m, layer, experts[i], k, bw_spill_set_at(s, layer, experts[i], k), raw);
+        }
+    }
+    bw_spill_end(s);
+    s->passing = false;
+    const char *lost = bw_spill_error(s);
+    if (!rc && lost) rc = bw_fail(BW24_E_IO, "%s", lost);
+    for (int i = 0; i < n && !rc; i++) s->layers[layer].in_set[experts[i]] = 1;
+    s->c.vram_experts += rc ? 0 : (uint64_t)n;
+    return rc;
+}
+
+static bool in_file(const bw_spill *s, const spill_entry *e) {
+    for (int m = 0; m < 3; m++) {
+        spill_span at;
+        spill_span_of(s, e, m, &at);
+        if (at.file < 0) return false;
+    }
+    return true;
+}
+
+/* of the pairs from the first on, those of one layer that the set lacks and has room for, with their places; *taken: pairs looked at */
+static int gather(bw_spill *s, const int32_t *pairs, int n, int *batch, int *taken, bool *full) {
+    spill_layer *l = &s->layers[pairs[0]];
+    int count = 0;
+    for (*taken = 0; *taken < n && pairs[2 * *taken] == pairs[0] && count < s->cap_order; ++*taken) {
+        int e = pairs[2 * *taken + 1];
+        bool have = l->in_set[e] || !in_file(s, &l->entries[e]);
+        for (int k = 0; k < count; k++) have |= batch[k] == e;
+        if (have) continue;
+        uint64_t bytes = 0;
+        for (int m = 0; m < 3; m++) bytes += matrix_bytes(s, l, e, m);
+        if ((*full = s->set_used + bytes > s->set_room)) break;
+        l->set_at[e] = s->set_used;
+        s->set_used += bytes;
+        batch[count++] = e;
+    }
+    return count;
+}
+
+int bw24_spill_card(bw24_model *m, const int32_t *pairs, int32_t n) {
+    bw_spill *s = m ? m->spill : NULL;
+    if (!s || !m->prepared || !pairs || n < 0) return bw_fail(BW24_E_ARG, "bw24_spill_card: a prepared model that was opened with bw24_spill_open is needed");
+    if (n && !s->set_room) return bw_fail(BW24_E_ARG, "bw24_spill_card: the model was opened with vram=0");
+    for (int i = 0; i < n; i++)
+        if (pairs[2 * i] < 0 || pairs[2 * i] >= s->n_layers || pairs[2 * i + 1] < 0 || pairs[2 * i + 1] >= s->layers[pairs[2 * i]].experts)
+            return bw_fail(BW24_E_ARG, "bw24_spill_card: there is no layer %d with an expert %d", pairs[2 * i], pairs[2 * i + 1]);
+    int *batch = malloc(((size_t)s->cap_order + 1) * sizeof *batch), trace = s->trace_cap, rc = 0;
+    if (!batch) return bw_fail(BW24_E_MEMORY, "out of memory for %d experts", s->cap_order);
+    bw24_spill_counts before = s->c;
+    s->trace_cap = 0;
+    s->checked = 0;
+    bool full = false;
+    for (int i = 0, taken, count; i < n && !full && !rc; i += taken) {
+        count = gather(s, pairs + 2 * i, n - i, batch, &taken, &full);
+        if (count) rc = pass_batch(s, pairs[2 * i], batch, count);
+    }
+    int settled = m->ctx->backend->set->settle(m);
+    free(batch);
+    s->trace_cap = trace;
+    s->c.wanted = before.wanted;
+    s->c.hits = before.hits;
+    return rc ? rc : settled ? settled : (int)s->c.vram_experts;
+}
