@@ -1,6 +1,6 @@
 /* kernel-check: every op of the backend under test against ref, byte for byte. Owns the numbering of cases; what they are stands in
- * check_ops.c (row ops, LINEAR, ATTEND), check_moe.c (ROUTE, EXPERTS), check_fold.c (CONV, DELTA), check_sample.c (drawn tokens) and check_model.c (the shapes of a
- * loaded model), how one is run in check_run.c. */
+ * check_ops.c (row ops, LINEAR, ATTEND), check_moe.c (ROUTE, EXPERTS), check_fold.c (CONV, DELTA), check_heads.c (latent attention), check_sample.c (drawn tokens)
+ * and check_model.c (the shapes of a loaded model), how one is run in check_run.c. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "check.h"
 
 static const check_generator *const generators[] = {&bw_check_rows, &bw_check_linear, &bw_check_attend, &bw_check_fast, &bw_check_moe, &bw_check_fold,
-                                                   &bw_check_sample, &bw_check_model};
+                                                   &bw_check_sample, &bw_check_heads, &bw_check_model};
 enum { N_GENERATORS = sizeof generators / sizeof *generators };
 
 int check_skip(check_case *c, const char *fmt, ...) {

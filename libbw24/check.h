@@ -51,7 +51,7 @@ typedef struct check_generator {
     int (*make)(check_case *c, int i);
 } check_generator;
 extern const check_generator bw_check_rows, bw_check_linear, bw_check_attend, bw_check_fast, bw_check_moe, bw_check_fold, bw_check_sample,
-    bw_check_model;
+    bw_check_heads, bw_check_model;
 
 int check_skip(check_case *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void check_name(check_case *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

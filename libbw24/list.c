@@ -2,8 +2,8 @@
  * Knows no backend and no model by name.
  *
  * Text, one item a line:
- *   BUF name width            KV name heads=H dim=D window=W [of=trunk]            STATE name floats
- *   of=trunk: the first list's cache of that name, for reading
+ *   BUF name width            KV name heads=H dim=D window=W [values=keys] [of=trunk]            STATE name floats
+ *   values=keys: a key is its own value, kept once; of=trunk: the first list's cache of that name, for reading
  *   OP key=value ... [@ where]
  * Operand keys and kinds come from ops.def. */
 #define _POSIX_C_SOURCE 200809L /* strdup, strtok_r */
@@ -171,7 +171,7 @@ static int borrow_kv(const parser *p, const char *of, bw_kv *kv) {
     int k = from && !strcmp(from->role, of) ? find_kv(from, kv->name) : -1;
     if (k < 0) return syntax(p, "no earlier list has the KV cache", kv->name);
     const bw_kv *own = &from->kvs[k];
-    if (own->desc.heads != kv->desc.heads || own->desc.dim != kv->desc.dim || own->window != kv->window)
+    if (own->desc.heads != kv->desc.heads || own->desc.dim != kv->desc.dim || own->desc.shared != kv->desc.shared || own->window != kv->window)
         return bw_fail(BW24_E_SHAPE, "list %s line %d: KV %s of %s has heads=%d dim=%d window=%lld, here heads=%d dim=%d window=%lld", p->l->role, p->line,
                        kv->name, of, own->desc.heads, own->desc.dim, (long long)own->window, kv->desc.heads, kv->desc.dim, (long long)kv->window);
     kv->desc = own->desc;
@@ -183,8 +183,9 @@ static int borrow_kv(const parser *p, const char *of, bw_kv *kv) {
 
 static int parse_kv(parser *p) {
     bw_list *l = p->l;
-    const char *h = value_of(p, "heads"), *d = value_of(p, "dim"), *w = value_of(p, "window"), *of = value_of(p, "of");
-    if (p->n_tok != 5 + (of != NULL) || !h || !d || !w) return syntax(p, "expected KV name heads= dim= window= [of=] near", p->tok[0]);
+    const char *h = value_of(p, "heads"), *d = value_of(p, "dim"), *w = value_of(p, "window"), *of = value_of(p, "of"), *v = value_of(p, "values");
+    if (p->n_tok != 5 + (of != NULL) + (v != NULL) || !h || !d || !w) return syntax(p, "expected KV name heads= dim= window= [values=] [of=] near", p->tok[0]);
+    if (v && strcmp(v, "keys")) return syntax(p, "values= takes keys, found", v);
     if (l->n_kvs == BW_MAX_KV) return syntax(p, "too many KV caches at", p->tok[1]);
     if (find_kv(l, p->tok[1]) >= 0) return syntax(p, "KV cache declared twice", p->tok[1]);
     int64_t heads = 0, dim = 0, window = 0;
@@ -199,7 +200,8 @@ static int parse_kv(parser *p) {
     if (!(kv->name = strdup(p->tok[1]))) return bw_fail(BW24_E_MEMORY, "out of memory for a KV name");
     l->n_kvs++;
     kv->window = window;
-    kv->desc = (bw_kv_desc){(int)heads, (int)dim, p->m->kv_type[window > 0][0], p->m->kv_type[window > 0][1]};
+    const bw_type_info *const *types = p->m->kv_type[window > 0];
+    kv->desc = (bw_kv_desc){(int)heads, (int)dim, types[0], types[v ? 0 : 1], v != NULL};
     return of ? borrow_kv(p, of, kv) : 0;
 }
 
@@ -509,6 +511,27 @@ static int check_delta(bw_list *l, int index, const bw_op *op, const int64_t *b)
     return check_fold(l, index, op, heads * (b[2] / kheads) * (b[3] / heads), b[2] + b[3] + 2 * heads);
 }
 
+/* y: [heads][rows]; x: [heads][stride], of each head the columns [from, from + cols); w: {cols, rows, heads} */
+static int check_perhead(const bw_list *l, int index, const bw_op *op, int64_t y, int64_t x) {
+    const bw_tensor *w = op->w[0];
+    int64_t heads = op->i[0];
+    BW_TRY(check_apart(l, index, op));
+    if (heads < 1 || x % heads || y % heads) return shape(l, index, "widths, modulo heads,", 0, heads ? x % heads + y % heads : -1);
+    EXPECT("matrices of the tensor", heads, w->ne[2] * w->ne[3]);
+    EXPECT("rows of the tensor", y / heads, w->ne[1]);
+    if (op->i[1] + w->ne[0] > x / heads) return shape(l, index, "an end within a head of", x / heads, op->i[1] + w->ne[0]);
+    if (w->type->form != BW_FLOAT && w->ne[0] % 32) return shape(l, index, "columns of a quantised tensor, modulo 32,", 0, w->ne[0] % 32);
+    return 0;
+}
+
+static int check_concat(const bw_list *l, int index, const bw_op *op, const int64_t *b) {
+    int64_t heads = op->i[0];
+    BW_TRY(check_apart(l, index, op));
+    if (heads < 1 || b[1] % heads || b[2] % heads) return shape(l, index, "widths, modulo heads,", 0, heads ? b[1] % heads + b[2] % heads : -1);
+    EXPECT("width of both inputs", b[0], b[1] + b[2]);
+    return 0;
+}
+
 static int check_slice(const bw_list *l, int index, const bw_op *op, int64_t y, int64_t x) {
     int64_t heads = op->i[0];
     BW_TRY(check_apart(l, index, op));
@@ -525,10 +548,8 @@ static int check_op(bw_list *l, int index) {
     switch (op->code) {
     case BW_OP_EMBED: EXPECT("columns of the tensor", b[0], op->w[0]->ne[0]); break;
     case BW_OP_HIDDEN: l->takes_hidden = true; break;
-    case BW_OP_CONCAT:
-        BW_TRY(check_apart(l, index, op));
-        EXPECT("width of both inputs", b[0], b[1] + b[2]);
-        break;
+    case BW_OP_CONCAT: return check_concat(l, index, op, b);
+    case BW_OP_PERHEAD: return check_perhead(l, index, op, b[0], b[1]);
     case BW_OP_NORM:
         EXPECT("width", b[0], b[1]);
         if (op->i[0] < 1 || b[0] % op->i[0]) return shape(l, index, "width, modulo heads,", 0, op->i[0] ? b[0] % op->i[0] : -1);
@@ -564,6 +585,7 @@ static int check_op(bw_list *l, int index) {
         EXPECT("a KV cache of the list's own: borrowed", 0, l->kvs[op->kv].borrowed);
         EXPECT("K width", (int64_t)l->kvs[op->kv].desc.heads * l->kvs[op->kv].desc.dim, b[0]);
         EXPECT("V width", (int64_t)l->kvs[op->kv].desc.heads * l->kvs[op->kv].desc.dim, b[1]);
+        if (l->kvs[op->kv].desc.shared) EXPECT("values that are the keys: buffer number", op->buf[0], op->buf[1]);
         break;
     case BW_OP_ATTEND: return check_attend(l, index, op, b[0], b[1]);
     default: break;
@@ -602,8 +624,8 @@ int bw_list_print(const bw_list *l, char **out) {
     int rc = 0;
     for (int i = 0; i < l->n_bufs && !rc; i++) rc = bw_textf(&t, "BUF %s %lld\n", l->bufs[i].name, (long long)l->bufs[i].width);
     for (int i = 0; i < l->n_kvs && !rc; i++)
-        rc = bw_textf(&t, "KV %s heads=%d dim=%d window=%lld%s\n", l->kvs[i].name, l->kvs[i].desc.heads, l->kvs[i].desc.dim, (long long)l->kvs[i].window,
-                      l->kvs[i].borrowed ? " of=trunk" : "");
+        rc = bw_textf(&t, "KV %s heads=%d dim=%d window=%lld%s%s\n", l->kvs[i].name, l->kvs[i].desc.heads, l->kvs[i].desc.dim, (long long)l->kvs[i].window,
+                      l->kvs[i].desc.shared ? " values=keys" : "", l->kvs[i].borrowed ? " of=trunk" : "");
     for (int i = 0; i < l->n_states && !rc; i++) rc = bw_textf(&t, "STATE %s %lld\n", l->states[i].name, (long long)l->states[i].floats);
     for (int i = 0; i < l->n_ops && !rc; i++) rc = print_op(&t, l, &l->ops[i]);
     if (rc) free(t.s);

@@ -235,7 +235,7 @@ static int mark_matrix(const bw_list *l, int op, bw_tensor *t, int parts) {
 /* which tensors a backend may pack, and as how many matrices */
 static int mark_matrices(const bw_list *l, int index) {
     const bw_op *op = &l->ops[index];
-    if (op->code == BW_OP_LINEAR) return mark_matrix(l, index, op->w[0], 1);
+    if (op->code == BW_OP_LINEAR || op->code == BW_OP_PERHEAD) return mark_matrix(l, index, op->w[0], op->code == BW_OP_LINEAR ? 1 : op->i[0]);
     for (int m = 0; m < BW_OP_W && op->code != BW_OP_EXPERTS; m++)
         if (op->w[m] && op->w[m]->places) return mark_matrix(l, index, op->w[m], 1); /* refuses */
     if (op->code != BW_OP_EXPERTS) return 0;

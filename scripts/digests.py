@@ -167,6 +167,23 @@ def attend_cases() -> Iterator[tuple[str, str, dict[str, Tensor], dict]]:
             yield name, text, tensors, {"kv": kv, "context": 150}
 
 
+def latent_cases() -> Iterator[tuple[str, str, dict[str, Tensor], dict]]:
+    """One matrix a head, parts joined by heads, keys that are values."""
+    for kind in ("F32", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "NVFP4"):
+        name = f"PERHEAD {kind} 5 of 33x512 from 32 of 560"
+        text, tensors = inputs(name, x=5 * 560)
+        tensors["w"] = kind, (512, 33, 5), Numbers(name + " w").blocks(kind, 512, 5 * 33)[2]
+        yield name, f"{text}BUF y 165\nPERHEAD y=y x=x w=w heads=5 from=32\n{ending('y', 165)}", tensors, {}
+    name = "CONCAT 3 heads of 64 and 40"
+    text, tensors = inputs(name, x=192, z=120)
+    yield name, f"{text}BUF y 312\nCONCAT y=y a=x b=z heads=3\n{ending('y', 312)}", tensors, {}
+    for kv in KV:
+        name = f"ATTEND {kv} 4/1x576 values are keys"
+        text, tensors = inputs(name, q=4 * 576, k=576)
+        text = f"KV c heads=1 dim=576 window=0 values=keys\n{text}BUF y 2304\nKV_APPEND k=k v=k kv=c\n"
+        yield name, f"{text}ATTEND y=y q=q kv=c heads=4 scale=0.0721688\n{ending('y', 2304)}", tensors, {"kv": kv, "context": 150}
+
+
 def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
@@ -186,7 +203,7 @@ def run_case(text: str, tensors: dict[str, Tensor], backend: str, isa: str | Non
 
 
 def op_digests(backend: str = "ref", isa: str | None = None) -> dict[str, str]:
-    cases = [*linear_cases(), *row_cases(), *moe_cases(), *fold_cases(), *attend_cases()]
+    cases = [*linear_cases(), *row_cases(), *moe_cases(), *fold_cases(), *attend_cases(), *latent_cases()]
     return {name: sha(run_case(text, tensors, backend, isa, **more)) for name, text, tensors, more in cases}
 
 

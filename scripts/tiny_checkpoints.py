@@ -34,6 +34,10 @@ GEMMA4 = {"num_hidden_layers": 4, "global_head_dim": 32, "sliding_window": 8, "r
           "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True, "final_logit_softcapping": 30.0,
           "vocab_size_per_layer_input": VOCAB, "rms_norm_eps": 1e-6}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 1.0}
+DEEPSEEK = {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "head_dim": None, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+            "v_head_dim": 16, "intermediate_size": 40, "moe_intermediate_size": 8, "n_routed_experts": 8, "n_shared_experts": 2,
+            "num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_mtp_layers": 0}
 FAMILIES = {  # name -> (config class, keys)
     "llama": ("LlamaConfig", {"rope_parameters": ROPE}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3, "num_hidden_layers": 1}),
@@ -52,6 +56,11 @@ FAMILIES = {  # name -> (config class, keys)
     "hy_v3": ("HYV3Config", {"rope_parameters": ROPE, **EXPERTS, "num_shared_experts": 1}),
     "minimax_m2": ("MiniMaxM2Config", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "num_local_experts": 4, "num_experts_per_tok": 2,
                                        "intermediate_size": 32}),
+    "deepseek_v2": ("DeepseekV2Config", {**DEEPSEEK, "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, "q_lora_rank": ...,
+                                         "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+                                         "routed_scaling_factor": 1.5}),
+    "deepseek_v3": ("DeepseekV3Config", {**DEEPSEEK, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "q_lora_rank": 20,
+                                         "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5}),
 }
 
 
@@ -86,7 +95,8 @@ def _zero_centred(model: torch.nn.Module, name: str) -> bool:
 
 def make(folder: Path, family: str) -> None:
     kind, keys = FAMILIES[family]
-    config = getattr(transformers, kind)(**{k: v for k, v in {**COMMON, **keys}.items() if v is not None}, attn_implementation="eager")
+    given = {k: None if v is ... else v for k, v in {**COMMON, **keys}.items() if v is not None}  # None: the class's own default
+    config = getattr(transformers, kind)(**given, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     randomise(model, sum(map(ord, family)))
     folder.mkdir(parents=True, exist_ok=True)

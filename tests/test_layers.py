@@ -72,10 +72,21 @@ def bias_first(text: str) -> str:
     return out
 
 
+def swapped_key(text: str) -> str:
+    """The latent before the rotated part of the key, though the rotation takes the first values."""
+    return re.sub(r"^CONCAT y=k a=(\S+) b=(\S+)", r"CONCAT y=k a=\2 b=\1", text, flags=re.M)
+
+
+DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 WRONG = {
+    "the key's parts in the other order": (DEEPSEEK, swapped_key),
+    "pairs of the other style": (DEEPSEEK, lambda text: text.replace("style=norm", "style=neox")),
+    "frequencies not stretched": (DEEPSEEK, lambda text: text.replace(" ff=yarn.factors", "")),
+    "the score's growth left out": (DEEPSEEK, lambda text: re.sub(r"^(ATTEND .*) scale=\S+", rf"\1 scale={20**-0.5}", text, flags=re.M)),
+    "values from the key's beginning": (DEEPSEEK, lambda text: re.sub(r"^(PERHEAD .*) from=8", r"\1 from=0", text, flags=re.M)),
     "rope before the norm": (("qwen3", "qwen3_moe", "gemma3", "hy_v3"), rope_first),
-    "bias in the weights": (("minimax_m2", "hy_v3"), bias_first),
-    "routed scale left out": (("hy_v3",), lambda text: re.sub(r"^(ROUTE .*) scale=\S+", r"\1 scale=1", text, flags=re.M)),
+    "bias in the weights": (("minimax_m2", "hy_v3", "deepseek_v3"), bias_first),
+    "routed scale left out": (("hy_v3", *DEEPSEEK), lambda text: re.sub(r"^(ROUTE .*) scale=\S+", r"\1 scale=1", text, flags=re.M)),
     "heads in the other order": (("qwen3_5", "qwen3_5_moe"), lambda text: text.replace("order=tiled", "order=grouped")),
     "gate of the attention left out": (("qwen3_5",), lambda text: re.sub(r"^GATE .*y=att.*\n", "", text, flags=re.M)),
     "one key fewer in the window": (("gemma3", "gemma4"), lambda text: text.replace("window=8", "window=7")),

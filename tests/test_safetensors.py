@@ -396,7 +396,7 @@ def test_missing_and_extra_tensors_are_named(tmp_path, edit, message):
 
 
 @pytest.mark.parametrize("family, keys, message", [
-    ("llama", {"model_type": "gpt9"}, "gpt9 is not supported; supported are gemma3"), ("llama", {"model_type": ...}, "nothing is not supported"),
+    ("llama", {"model_type": "gpt9"}, "gpt9 is not supported; supported are deepseek_v2"), ("llama", {"model_type": ...}, "nothing is not supported"),
     ("llama", {"hidden_size": 0}, "hidden_size: expected a whole number 1..16777216, found 0"),
     ("llama", {"hidden_size": "64"}, "hidden_size: expected a whole number"), ("llama", {"hidden_size": ...}, "found None"),
     ("llama", {"rms_norm_eps": -1}, "rms_norm_eps: expected a number"),

@@ -197,6 +197,16 @@ static int resolve_conv(const bw_op *op, cpu_step *out) {
     return 0;
 }
 
+/* one matrix a head; room for the activations grows to the largest op */
+static int resolve_perhead(const bw24_model *m, cpu_model *s, const bw_op *op, cpu_step *out) {
+    size_t heads = (size_t)op->i[0], need = heads * cpu_head_bytes(m, op);
+    out->mats = malloc(heads * sizeof *out->mats);
+    if (!out->mats) return bw_fail(BW24_E_MEMORY, "out of memory for %zu heads", heads);
+    memcpy(out->mats, op->w[0]->packed, heads * sizeof *out->mats);
+    if (need > s->head_bytes) s->head_bytes = need;
+    return 0;
+}
+
 static int resolve_step(bw24_model *m, cpu_model *s, const bw_list *l, const bw_step *st, cpu_step *out) {
     const bw_op *first = &l->ops[st->first];
     bool moe = first->code == BW_OP_EXPERTS;
@@ -204,6 +214,7 @@ static int resolve_step(bw24_model *m, cpu_model *s, const bw_list *l, const bw_
     out->spill = -1;
     s->n_phases += !moe ? 2 : bw_spilled(first) ? 4 + CPU_WAVE_PHASES * cpu_max_waves(first->experts) : CPU_MOE_PHASES;
     if (first->code == BW_OP_CONV) return resolve_conv(first, out);
+    if (first->code == BW_OP_PERHEAD) return resolve_perhead(m, s, first, out);
     if (moe) return resolve_experts(m, &s->moe, l, first, out);
     out->mats = calloc((size_t)(st->n_lin ? st->n_lin : 1), sizeof *out->mats);
     if (!out->mats) return bw_fail(BW24_E_MEMORY, "out of memory for a step of the plan");
@@ -310,6 +321,7 @@ static int cpu_prepare_list(bw24_model *m, bw_list *l) {
     if (!s->phases) return bw_fail(BW24_E_MEMORY, "out of memory for a plan of %d steps", l->plan->n_steps);
     BW_TRY(make_threads(m, s, &w));
     BW_TRY(make_moe(m, &s->moe, moe_quant, moe_floats));
+    if (s->head_bytes && !(s->head_acts = aligned(m, s->head_bytes))) return bw_fail(BW24_E_MEMORY, "out of memory for the heads of %d rows", m->max_rows);
     if (quant && !(s->act_q_mem = aligned(m, cpu_act_bytes(m->max_rows, w.in, 0)))) return bw_fail(BW24_E_MEMORY, "out of memory for activations of %d rows", m->max_rows);
     if (floats && !(s->act_f_mem = aligned(m, cpu_act_bytes(m->max_rows, w.in, 1)))) return bw_fail(BW24_E_MEMORY, "out of memory for activations of %d rows", m->max_rows);
     return 0;
@@ -345,6 +357,7 @@ static void free_list(bw24_model *m, bw_list *l) {
     free(s->threads);
     free(s->act_q_mem);
     free(s->act_f_mem);
+    free(s->head_acts);
     free(s->acc);
     free(s);
     l->priv = NULL;

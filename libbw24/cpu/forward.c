@@ -60,8 +60,7 @@ static void do_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
     case BW_OP_EMBED: embed_row(f, op, i); break;
     case BW_OP_HIDDEN: memcpy(y, f->b->hidden + i * n, (size_t)n * sizeof *y); break;
     case BW_OP_CONCAT:
-        memcpy(y, a, (size_t)f->l->bufs[op->buf[1]].width * sizeof *y);
-        memcpy(y + f->l->bufs[op->buf[1]].width, c, (size_t)f->l->bufs[op->buf[2]].width * sizeof *y);
+        ref_concat(a, c, y, op->i[0], f->l->bufs[op->buf[1]].width / op->i[0], f->l->bufs[op->buf[2]].width / op->i[0]);
         break;
     case BW_OP_NORM: norm_row(f, op, a, y); break;
     case BW_OP_ADD: cpu_add(f->isa, a, c, y, BW_SEEDED(11, n - 1, n)); break;
@@ -337,6 +336,7 @@ static void step_op(const fwd *f, cpu_phase *p, int step, const bw_step *st, con
     switch (a.op->code) {
     case BW_OP_PICK_ROWS: run_phase(f, p, set->n, pick_range, &a, tid); break;
     case BW_OP_EXPERTS: step_experts(f, p, step, st->first, set, tid); break;
+    case BW_OP_PERHEAD: step_perhead(f, p, step, st->first, set, tid); break;
     case BW_OP_CONV: case BW_OP_DELTA: step_fold(f, p, step, st->first, tid); break;
     default: step_attend(f, p, st->first, set, tid); break;
     }

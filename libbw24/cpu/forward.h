@@ -37,6 +37,8 @@ void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rows
  * outside the set, places [0, own_pairs), by all */
 void plan_experts(const fwd *f, int step, int index, const bw_rowset *set);
 void own_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);
+/* forward_perhead.c */
+void step_perhead(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);
 /* forward_fold.c */
 void step_fold(const fwd *f, cpu_phase *p, int step, int index, int tid);
 

@@ -53,7 +53,7 @@ static bool *unwritten(const bw24_model *m, bw_list *l) {
 }
 
 static uint64_t work(const bw24_model *m, const bw_list *l, const bool *out) {
-    uint64_t bytes = moe(m, l), rot = 0, attend = 0;
+    uint64_t bytes = moe(m, l), rot = 0, attend = 0, heads = 0;
     int64_t in = 64, widest = 64;
     bool quant = false, floats = false;
     for (int i = 0; i < l->n_bufs; i++) {
@@ -70,12 +70,13 @@ static uint64_t work(const bw24_model *m, const bw_list *l, const bool *out) {
             uint64_t need = cpu_attend_work(&l->kvs[op->kv].desc, m->max_rows, op->i[0]);
             attend = need > attend ? need : attend;
         }
+        if (op->code == BW_OP_PERHEAD && (uint64_t)op->i[0] * cpu_head_bytes(m, op) > heads) heads = (uint64_t)op->i[0] * cpu_head_bytes(m, op);
         if (op->code != BW_OP_LINEAR) continue;
         in = op->w[0]->ne[0] > in ? op->w[0]->ne[0] : in;
         *(op->w[0]->type->form == BW_FLOAT ? &floats : &quant) = true;
     }
     uint64_t thread = CPU_LINEAR_WORK + attend + (uint64_t)widest * sizeof(float) + cpu_act_bytes(1, in, 0) + cpu_act_bytes(1, in, 1);
-    bytes += (uint64_t)m->ctx->threads * thread + (uint64_t)m->max_rows * rot * sizeof(float);
+    bytes += heads + (uint64_t)m->ctx->threads * thread + (uint64_t)m->max_rows * rot * sizeof(float);
     if (quant) bytes += cpu_act_bytes(m->max_rows, in, 0);
     return floats ? bytes + cpu_act_bytes(m->max_rows, in, 1) : bytes;
 }

@@ -25,7 +25,7 @@ typedef struct cpu_wave { int from, to; int64_t pairs; bool landed; } cpu_wave;
 
 /* one step of the plan with everything resolved */
 typedef struct cpu_step {
-    cpu_mat *mats;      /* [n_lin], biases bound; EXPERTS: gate, up, down of each expert, scales bound */
+    cpu_mat *mats;      /* [n_lin], biases bound; EXPERTS: gate, up, down of each expert, scales bound; PERHEAD: one a head */
     bool quant, floats; /* which forms of the input its matrices read */
     int64_t tiles;      /* of all matrices; of one when a GLU joins two */
     float *conv;        /* CONV: the weights [taps][channels] */
@@ -87,6 +87,8 @@ typedef struct cpu_model {
     cpu_step *steps;
     cpu_thread *threads;
     void *act_q_mem, *act_f_mem; /* shared activations, max_rows x widest input */
+    uint8_t *head_acts; /* activations of PERHEAD, head by head, head_bytes in all */
+    size_t head_bytes;
     float *acc;         /* pieces of a long ATTEND shared by threads */
     size_t acc_floats;
     int64_t *bounds;    /* visible keys of the step's rows: lo [classes][all, want][max_rows], then hi [all, want][max_rows] */
@@ -107,6 +109,10 @@ int cpu_warm(bw24_model *m, int layer, const int *experts, int n);
 extern const struct bw_spill_set cpu_set;
 /* the waves of experts of the set and in RAM, and those of the others */
 static inline int cpu_max_waves(int experts) { return 2 + (experts + BW_SPILL_WAVE - 1) / BW_SPILL_WAVE; }
+/* bytes of one head's activations of PERHEAD, a multiple of 64 */
+static inline size_t cpu_head_bytes(const bw24_model *m, const bw_op *op) {
+    return (cpu_act_bytes(m->max_rows, op->w[0]->ne[0], op->w[0]->type->form == BW_FLOAT) + 63) & ~(size_t)63;
+}
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits);
 int cpu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to); /* bw_backend.replay */
 

@@ -239,7 +239,7 @@ static int row_op(bw24_model *m, const bw_list *l, int index) {
         if (rc) return rc;
         break;
     }
-    case BW_OP_CONCAT: r.code = ROW_CONCAT; break;
+    case BW_OP_CONCAT: r.code = ROW_CONCAT; r.i[0] = op->i[0]; break;
     case BW_OP_HIDDEN: r.code = ROW_SLICE; r.i[0] = 1; r.a = s->hidden; r.na = r.n; break;
     case BW_OP_ROUTE: r.code = ROW_ROUTE; for (int i = 0; i < 4; i++) r.i[i] = op->i[i + 1]; break;
     case BW_OP_KV_APPEND: r.code = ROW_APPEND; r.kv = cu_kv_place(&l->kvs[op->kv]); r.a = buf(0); r.b = buf(1); r.na = width(0); r.nb = width(1); r.y = NULL; break;

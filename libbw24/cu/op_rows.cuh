@@ -140,7 +140,11 @@ __device__ __forceinline__ void row_map(const RowOp &o, const float *a, const fl
         case ROW_GATE: y[i] = a[i] * bw_sigmoid(b[i / (o.n / o.nb)]); break;
         case ROW_SIGMOID: y[i] = bw_sigmoid(a[i]); break;
         case ROW_DECAY: y[i] = bw_exp(__ldg(o.w + i) * bw_softplus(a[i] + __ldg(o.cs + i))); break;
-        case ROW_CONCAT: y[i] = i < o.na ? a[i] : b[i - o.na]; break;
+        case ROW_CONCAT: {
+            int n = o.n / o.i[0], na = o.na / o.i[0], h = i / n, c = i % n;
+            y[i] = c < na ? a[h * na + c] : b[h * (n - na) + c - na];
+            break;
+        }
         case ROW_SLICE: { int size = o.n / o.i[0]; y[i] = a[i / size * (o.na / o.i[0]) + o.i[1] + i % size]; break; }
         default: y[i] = o.f * bw_tanh(a[i] * inv); break;
         }

@@ -12,7 +12,7 @@ struct RowOp {
     float *y;                 /* [rows][n] */
     const float *a, *b, *w;   /* inputs of the row; weights, bias of ROUTE, a of DECAY */
     int n, na, nb;            /* widths of y (ROPE: of x), a, b */
-    int i[4];                 /* NORM heads, l2; GLU gelu; ROPE heads, dim, rot, norm style; SLICE heads, from; ROUTE groups, keep, norm, sigmoid */
+    int i[4];                 /* NORM heads, l2; GLU gelu; ROPE heads, dim, rot, norm style; SLICE heads, from; CONCAT heads; ROUTE groups, keep, norm, sigmoid */
     float f;                  /* NORM eps; SCALE c; SOFTCAP cap; ROUTE scale */
     const float *cs;          /* ROPE: table; DECAY: dt */
     KvPlace kv;               /* APPEND: k in a, v in b */

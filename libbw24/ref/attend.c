@@ -23,7 +23,7 @@ size_t ref_kv_page_bytes(const bw_kv_desc *kv) {
     if (!is_kv_type(kv->kt) || !is_kv_type(kv->vt) || kv->heads < 1 || kv->dim < 1 || kv->dim > REF_KV_MAX_DIM) return 0;
     int64_t k = bw_row_bytes(kv->kt, kv->dim), v = bw_row_bytes(kv->vt, kv->dim);
     if (k < 0 || v < 0) return 0;
-    return (size_t)PAGE * (size_t)kv->heads * (size_t)(k + v);
+    return (size_t)PAGE * (size_t)kv->heads * (size_t)(kv->shared ? k : k + v);
 }
 
 /* ---- KV formats */
@@ -93,6 +93,7 @@ static uint8_t *k_row(const bw_kv_desc *kv, uint8_t *page, int slot, int head) {
     return page + (size_t)(slot * kv->heads + head) * (size_t)bw_row_bytes(kv->kt, kv->dim);
 }
 static uint8_t *v_row(const bw_kv_desc *kv, uint8_t *page, int slot, int head) {
+    if (kv->shared) return k_row(kv, page, slot, head);
     uint8_t *v = page + (size_t)(PAGE * kv->heads) * (size_t)bw_row_bytes(kv->kt, kv->dim);
     return v + (size_t)(slot * kv->heads + head) * (size_t)bw_row_bytes(kv->vt, kv->dim);
 }
@@ -100,12 +101,12 @@ static uint8_t *v_row(const bw_kv_desc *kv, uint8_t *page, int slot, int head) {
 /*
  * KV_APPEND  slot of the cache = (k, v) in the cache's formats
  *
- * k, v: [heads][dim]. Quantisers: §8. They are not the encoders of files, which round as files demand.
+ * k, v: [heads][dim]. Quantisers: §8. They are not the encoders of files, which round as files demand. shared: the key as it is kept is the value.
  */
 int ref_kv_append(const bw_kv_desc *kv, uint8_t *page, int slot, const float *k, const float *v) {
     for (int h = 0; h < kv->heads; h++) {
         if (ref_kv_encode(kv->kt, k + h * kv->dim, kv->dim, k_row(kv, page, slot, h))) return -1;
-        if (ref_kv_encode(kv->vt, v + h * kv->dim, kv->dim, v_row(kv, page, slot, h))) return -1;
+        if (!kv->shared && ref_kv_encode(kv->vt, v + h * kv->dim, kv->dim, v_row(kv, page, slot, h))) return -1;
     }
     return 0;
 }

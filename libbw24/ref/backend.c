@@ -43,9 +43,6 @@ static int cancelled(const ref_run *r) {
  * HIDDEN  y = the caller's rows (bw24_step_hidden), as they are
  */
 /*
- * CONCAT  y = a followed by b
- */
-/*
  * PICK_ROWS  y = the rows of x whose logits are wanted, in order; ops after it see these rows only
  */
 static void do_embed(const ref_run *r, const bw_op *op, int i) {
@@ -169,6 +166,28 @@ static int do_experts(const ref_run *r, const bw_op *op, int i) {
     return rc;
 }
 
+/*
+ * PERHEAD  y[h] = w[h] x[h][from .. from + cols)   for each head, by LINEAR's order (docs/numerics.md §2, §3)
+ *
+ * x: [heads][stride], y: [heads][rows], w: {cols, rows, heads}. Each head's part is quantised by itself, in groups of 32 from `from` on.
+ */
+static int do_perhead(const ref_run *r, const bw_op *op, int i) {
+    const bw_tensor *w = op->w[0];
+    int64_t heads = op->i[0], cols = w->ne[0], rows = w->ne[1], row_bytes = bw_row_bytes(w->type, cols), stride = r->l->bufs[op->buf[1]].width / heads;
+    int floats = r->m->ctx->float_act || w->type->form == BW_FLOAT;
+    for (int64_t h = 0; h < heads; h++) {
+        const float *x = row_of(r, op->buf[1], i) + h * stride + op->i[1];
+        float *y = row_of(r, op->buf[0], i) + h * rows;
+        const uint8_t *src = w->data + h * bw_part_bytes(w);
+        if (!floats && ref_quant_row(x, cols, r->aq, r->ad)) return BW24_E_NUMERIC;
+        for (int64_t j = 0; j < rows; j++, src += row_bytes) {
+            y[j] = floats ? ref_dot_row_f32(w->type, src, cols, x) : ref_dot_row(w->type, src, cols, r->aq, r->ad);
+            if (w->scale != 1.0f) y[j] = y[j] * w->scale;
+        }
+    }
+    return 0;
+}
+
 static int do_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int i) {
     int64_t n = r->l->bufs[op->buf[0]].width;
     float *b[BW_OP_BUFS];
@@ -177,9 +196,9 @@ static int do_row(const ref_run *r, const bw_op *op, const bw_rowset *rows, int 
     case BW_OP_EMBED: do_embed(r, op, i); break;
     case BW_OP_HIDDEN: memcpy(b[0], r->b->hidden + (int64_t)i * n, (size_t)n * sizeof *b[0]); break;
     case BW_OP_CONCAT:
-        memcpy(b[0], b[1], (size_t)r->l->bufs[op->buf[1]].width * sizeof *b[0]);
-        memcpy(b[0] + r->l->bufs[op->buf[1]].width, b[2], (size_t)r->l->bufs[op->buf[2]].width * sizeof *b[0]);
+        ref_concat(b[1], b[2], b[0], op->i[0], r->l->bufs[op->buf[1]].width / op->i[0], r->l->bufs[op->buf[2]].width / op->i[0]);
         break;
+    case BW_OP_PERHEAD: return do_perhead(r, op, i);
     case BW_OP_NORM: do_norm(r, op, i); break;
     case BW_OP_ADD: ref_add(b[1], b[2], b[0], n); break;
     case BW_OP_SCALE: ref_scale(b[1], op->w[0] ? op->w[0]->dense[0] : (float)op->f[0], b[0], n); break;

@@ -1,6 +1,7 @@
 /* The row ops as docs/numerics.md §4, §5 and §7 state them, one value after the other. Owns their order of operations;
  * knows nothing of lists, threads or vectors. */
 #include "elementwise.h"
+#include <string.h>
 
 static float tree32(float v[32]) {
     for (int o = 16; o >= 1; o /= 2)
@@ -78,6 +79,16 @@ void ref_gate(const float *x, const float *g, float *y, int64_t n, int64_t group
 void ref_slice(const float *x, float *y, int heads, int64_t stride, int64_t from, int64_t size) {
     for (int h = 0; h < heads; h++)
         for (int64_t i = 0; i < size; i++) y[h * size + i] = x[h * stride + from + i];
+}
+
+/*
+ * CONCAT  y[h] = a[h] then b[h]   a: [heads][na]; b: [heads][nb]; y: [heads][na + nb]
+ */
+void ref_concat(const float *a, const float *b, float *y, int heads, int64_t na, int64_t nb) {
+    for (int h = 0; h < heads; h++, y += na + nb) {
+        memcpy(y, a + h * na, (size_t)na * sizeof *y);
+        memcpy(y + na, b + h * nb, (size_t)nb * sizeof *y);
+    }
 }
 
 /*

@@ -70,6 +70,7 @@ class ListBuilder:
         self.shapes = shapes  # tensor name -> ne, ne[0] = columns
         self.bufs: dict[str, int] = {}
         self.kvs: dict[str, tuple[int, int, int]] = {}  # name -> (heads, dim, window)
+        self.shared: set[str] = set()  # caches whose keys are their values
         self.borrowed: dict[str, tuple[int, int, int]] = {}  # caches of the model's first list that this one reads
         self.states: dict[str, int] = {}  # name -> floats
         self.spare: tuple[str, int] | None = None  # a tensor of rows after those of the head, and how many
@@ -96,9 +97,11 @@ class ListBuilder:
             raise Bw24Error(f"buffer {name}: declared {self.bufs[name]} wide, now {width}")
         return name
 
-    def kv(self, name: str, heads: int, dim: int, window: int = 0) -> str:
-        """Declares the KV cache of one layer."""
+    def kv(self, name: str, heads: int, dim: int, window: int = 0, shared: bool = False) -> str:
+        """Declares the KV cache of one layer. `shared`: its keys are its values, kept once."""
         self.kvs[name] = (heads, dim, window)
+        if shared:
+            self.shared.add(name)
         return name
 
     def borrow(self, name: str, heads: int, dim: int, window: int = 0) -> str:
@@ -148,7 +151,7 @@ class ListBuilder:
     def text(self) -> str:
         """The list as the library reads it."""
         head = [f"BUF {n} {w}" for n, w in self.bufs.items()]
-        head += [f"KV {n} heads={h} dim={d} window={w}" for n, (h, d, w) in self.kvs.items()]
+        head += [f"KV {n} heads={h} dim={d} window={w}{' values=keys' * (n in self.shared)}" for n, (h, d, w) in self.kvs.items()]
         head += [f"KV {n} heads={h} dim={d} window={w} of=trunk" for n, (h, d, w) in self.borrowed.items()]
         head += [f"STATE {n} {size}" for n, size in self.states.items()]
         return "\n".join(head + self._lines) + "\n"

@@ -64,13 +64,15 @@ def parse_kv(kv: str | None) -> dict[str, str]:
     return out
 
 
-def kv_bytes_per_token(model: Model, kv: dict[str, str], draft: Draft | None = None) -> dict[str, int]:
+def kv_bytes_per_token(model: Model, kv: dict[str, str], draft: Draft | None = None, card: bool = False) -> dict[str, int]:
     """Bytes of one token's K and V over all layers of each class, from the model's lists alone: {'full': ..., 'window': ...}.
-    `draft`: those of the drafter too."""
+    `draft`: those of the drafter too. Keys that are values are kept once on a `card`, in two layouts of the keys' format elsewhere."""
     out = {"full": 0, "window": 0}
-    for heads, dim, window in [*model.builder.kvs.values(), *(draft.builder.kvs.values() if draft else ())]:
+    builders = [model.builder, *([draft.builder] if draft else [])]
+    for heads, dim, window, shared in ((*shape, name in b.shared) for b in builders for name, shape in b.kvs.items()):
         klass = "window" if window else "full"
-        for name in kv_pair(kv[klass]):
+        pair = kv_pair(kv[klass])
+        for name in (pair[:1] * (1 if card else 2) if shared else pair):
             _, block, size, _ = abi.types()[abi.type_id(KV_FORMATS[name])]
             out[klass] += heads * -(-dim // block) * size
     return out
@@ -81,9 +83,9 @@ def state_bytes(model: Model) -> int:
     return 4 * 4 * sum(model.builder.states.values())
 
 
-def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int, draft: Draft | None = None) -> int:
+def kv_bytes(model: Model, kv: dict[str, str], ctx: int, max_rows: int, draft: Draft | None = None, card: bool = False) -> int:
     """Bytes of one sequence of `ctx` tokens: KV pages (window layers keep their window and what a step needs around it) and recurrent state."""
-    per = kv_bytes_per_token(model, kv, draft)
+    per = kv_bytes_per_token(model, kv, draft, card)
     windows = [w for _, _, w in model.builder.kvs.values() if w]
     kept = min(ctx, max(windows) + 32 + 2 * max_rows + 2 * PAGE_TOKENS) if windows else 0
     pages = lambda n: -(-n // PAGE_TOKENS) * PAGE_TOKENS  # noqa: E731
@@ -101,7 +103,7 @@ def fit_context(model: Model, kv: dict[str, str], asked: int | None, max_rows: i
     """Context length to use and, where it is not the model's own, a sentence that says so. `room`: bytes that KV may take, on a `card` or in the
     host's memory. Raises Bw24Error, which says what would fit."""
     own = model.context_length
-    need = lambda ctx, formats=kv: kv_bytes(model, formats, ctx, max_rows, draft)  # noqa: E731
+    need = lambda ctx, formats=kv: kv_bytes(model, formats, ctx, max_rows, draft, card)  # noqa: E731
     if asked is not None and not 1 <= asked <= own:
         raise Bw24Error(f"--ctx {asked}: the model's context is 1..{own}")
     ctx = asked or largest_context(need, own, room, PAGE_TOKENS)
@@ -277,7 +279,7 @@ class Engine:
         device (all that was taken on the card since it was opened; 0 without one)."""
         m = abi.new("bw24_memory")
         abi.check(abi.lib().bw24_model_memory(self._model, m))
-        at_ctx = kv_bytes(self.model, self.kv, self.ctx, self.max_rows, self.draft)
+        at_ctx = kv_bytes(self.model, self.kv, self.ctx, self.max_rows, self.draft, self.backend == "cuda")
         return {"weights": m.weights, "work": m.work, "kv": m.kv, "kv_at_ctx": at_ctx, "device": m.device}
 
     def kv_used(self) -> int:

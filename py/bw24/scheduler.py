@@ -202,7 +202,7 @@ class Scheduler:
         self.engine, self.tokenizer = engine, tokenizer
         self.cache_ram, self.queue_limit, self.max_runs = cache_ram, queue_limit, max_runs
         self.kv_room = int(engine.free_memory() * MEMORY_SHARE) if kv_room is None else kv_room
-        per_token = kv_bytes_per_token(engine.model, engine.kv, engine.draft)
+        per_token = kv_bytes_per_token(engine.model, engine.kv, engine.draft, engine.backend == "cuda")
         self._page_bytes = PAGE_TOKENS * sum(per_token.values())
         self._state_bytes = state_bytes(engine.model)
         self.cache = PromptCache(rewinds(engine.model))

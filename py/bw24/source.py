@@ -89,7 +89,11 @@ class Model:
             raise
 
     def _made(self) -> dict[str, np.ndarray]:
-        """Tensors that follow from the metadata: the head's bias that keeps suppressed tokens from being chosen."""
+        """Tensors that follow from the metadata."""
+        return {**made_by(self.arch, self.params), **self._suppressed()}
+
+    def _suppressed(self) -> dict[str, np.ndarray]:
+        """The head's bias that keeps suppressed tokens from being chosen."""
         ids = gguf.get(self.metadata, "tokenizer.ggml.suppress_tokens", list, None)
         embedding = self.file.tensors.get("token_embd.weight")
         if not ids or embedding is None or common.SUPPRESS in self.file.tensors:
@@ -171,6 +175,12 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def made_by(arch: str, params: Params) -> dict[str, np.ndarray]:
+    """Tensors that an architecture computes from the metadata, f32."""
+    module = importlib.import_module(f"bw24.arch.{arch}")
+    return module.made(params) if hasattr(module, "made") else {}
 
 
 def weights(file: Container, names: Collection[str] | None = None, prefix: str = "", spilled: Collection[str] = ()) -> Iterator[WeightView]:

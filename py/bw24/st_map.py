@@ -40,11 +40,12 @@ ALWAYS_F32 = re.compile(r"(norm\.weight|norm_[12]\.weight|ffn_gate_inp(_shexp)?\
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a weight goes: tensor name, place in a stack of experts, and which of its rows (None: all)."""
+    """Where a weight goes: tensor name, place in a stack of experts, which of its rows (None: all), and what is made of it first (None: nothing)."""
 
     target: str
     expert: int | None = None
     rows: Callable[[Source], np.ndarray] | None = None
+    derive: Callable[[Source], Source] | None = None
 
 
 class Family:
@@ -99,6 +100,8 @@ class Family:
         if (match := EXPERT.match(name)) and match[3] in EXPERTS:
             return [Slot(f"{p}{EXPERTS[match[3]]}.weight", int(match[2]))]
         base = name.removesuffix(".weight")
+        if base.split(".")[-2:-1] != ["experts"]:
+            return None
         if base.endswith("experts.gate_up_proj"):
             return [Slot(f"{p}ffn_gate_exps.weight", rows=lambda s: half_rows(s, 0)), Slot(f"{p}ffn_up_exps.weight", rows=lambda s: half_rows(s, 1))]
         if base.endswith("experts.down_proj"):
@@ -185,7 +188,7 @@ def build(family: Family, sources: Mapping[str, Source]) -> tuple[dict[str, Targ
         if slots is None:
             lost.append(name)
         for slot in slots or ():
-            placed.setdefault(slot.target, []).append((slot, source))
+            placed.setdefault(slot.target, []).append((slot, slot.derive(source) if slot.derive else source))
     if lost:
         names = ", ".join(quote(n) for n in sorted(lost)[:3])
         raise Bw24Error(f"{len(lost)} tensors have no place in architecture {family.arch}: {names}{', ...' if len(lost) > 3 else ''}")

@@ -18,6 +18,7 @@ from .gguf import TensorInfo
 from .gguf_types import TYPE_IDS, quote
 from .safetensors import Shards, open_shards, read_json
 from .st_config import Config
+from .st_deepseek import DeepseekV2, DeepseekV3
 from .st_gemma4 import Gemma4
 from .st_map import DROPPED, Family, Gemma3, Llama, Qwen2, Qwen3, build
 from .st_moe import HyV3, MiniMaxM2, Qwen3Moe
@@ -29,6 +30,7 @@ FAMILIES: dict[str, type[Family]] = {
     "llama": Llama, "mistral": Llama, "qwen2": Qwen2, "qwen3": Qwen3, "gemma3": Gemma3, "gemma3_text": Gemma3, "qwen3_5": Qwen35,
     "qwen3_5_text": Qwen35, "qwen3_5_moe": Qwen35Moe, "qwen3_5_moe_text": Qwen35Moe, "gemma4": Gemma4, "gemma4_text": Gemma4,
     "gemma4_unified": Gemma4, "gemma4_unified_text": Gemma4, "qwen3_moe": Qwen3Moe, "hy_v3": HyV3, "minimax_m2": MiniMaxM2,
+    "deepseek_v2": DeepseekV2, "deepseek_v3": DeepseekV3,
 }
 WEIGHTS = ("auto", "keep")
 

@@ -48,9 +48,11 @@ def widen(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 class Source(ABC):
-    """One weight. `shape` row-major; `rows` x `columns` is its matrix view, a vector is one row. `kind`: float, fp8, nvfp4 or mxfp4."""
+    """One weight. `shape` row-major; `rows` x `columns` is its matrix view, a vector is one row. `kind`: float, fp8, nvfp4 or mxfp4;
+    `dtype`: the float type that holds its values."""
 
     kind = "float"
+    dtype = "F32"
 
     def __init__(self, name: str, shape: tuple[int, ...]):
         if not shape or min(shape) < 1:

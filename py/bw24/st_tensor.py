@@ -81,7 +81,7 @@ class Target:
 
     def float_type(self) -> str:
         """The float type that holds the weight's values: its own, or F32 for FP8, FP4 and mixtures."""
-        kinds = {p.source.dtype if isinstance(p.source, Float) else "F32" for p in self.pieces}
+        kinds = {p.source.dtype for p in self.pieces}
         return kinds.pop() if len(kinds) == 1 and self.change is None and not self.dense else "F32"
 
 

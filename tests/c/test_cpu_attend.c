@@ -279,7 +279,7 @@ static void test_attend(void) {
     for (int kt = 0; kt < N_KV_TYPES; kt++) {
         for (int vt = 0; vt < N_KV_TYPES; vt++) {
             for (int d = 0; d < 7; d++) {
-                bw_kv_desc kv = {2, dims[d], bw_type(kv_types[kt]), bw_type(kv_types[vt])};
+                bw_kv_desc kv = {2, dims[d], bw_type(kv_types[kt]), bw_type(kv_types[vt]), false};
                 if (dims[d] % 32 && (kv.kt->block > 1 || kv.vt->block > 1)) {
                     if (ref_kv_page_bytes(&kv) || cpu_kv_page_bytes(&kv)) FAIL("dim %d taken by a block format", dims[d]);
                     continue;
@@ -415,7 +415,7 @@ static void test_faults(void) {
         free(work);
         cache_free(&c);
     }
-    bw_kv_desc odd = {1, 64, bw_type(2), bw_type(0)};
+    bw_kv_desc odd = {1, 64, bw_type(2), bw_type(0), false};
     if (ref_kv_page_bytes(&odd) || cpu_kv_page_bytes(&odd)) FAIL("q4_0 taken as a KV format");
 }
 

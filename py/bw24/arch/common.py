@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import Context, Decimal
 from typing import Any
+
+import numpy as np
 
 from ..build import ListBuilder, Params
 from ..errors import Bw24Error
 
+_PRECISE = Context(prec=40)
+_TWO_PI = Decimal("6.283185307179586476925286766559005768394")
 SUPPRESS = "suppressed.bias"  # made from the metadata (source.Model): very low for tokens that are never to be chosen
+
+
+YARN = "yarn.factors"  # made from the metadata (source.Model): divisors of the rotation's frequencies
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """The rotation's scaling `yarn`: long wavelengths are stretched by `factor`, short ones stay, those between change by shares."""
+
+    factor: float
+    context: int  # of the training before it
+    fast: float  # turns within `context` from which a wavelength counts as short, and up to which as long
+    slow: float
+    score: float  # what scores of queries and keys are multiplied by
+
+    @staticmethod
+    def read(hp: Params) -> Yarn | None:
+        """None where the file scales otherwise. The multiplier of the score's logarithm is GGUF's: a tenth of the checkpoint's."""
+        kind = hp.str("rope.scaling.type", "none")
+        if kind in ("none", "linear"):
+            return None
+        if kind != "yarn":
+            raise Bw24Error(f"{hp.arch}.rope.scaling.type: '{kind}' is not supported, only none, linear and yarn")
+        for key, plain in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("attn_factor", 1.0)):
+            if (found := hp.float("rope.scaling." + key, plain, low=-1e6, high=1e6)) != plain:
+                raise Bw24Error(f"{hp.arch}.rope.scaling.{key}: {found} is not supported, only {plain}")
+        factor = hp.float("rope.scaling.factor", low=1.0, high=1e6)
+        fast = hp.float("rope.scaling.yarn_beta_fast", 32.0, low=1e-3, high=1e6)
+        slow = hp.float("rope.scaling.yarn_beta_slow", 1.0, low=1e-3, high=1e6)
+        if fast < slow:
+            raise Bw24Error(f"{hp.arch}.rope.scaling.yarn_beta_fast: expected at least yarn_beta_slow {slow}, found {fast}")
+        share = hp.float("rope.scaling.yarn_log_multiplier", 0.0, high=100.0)
+        growth = 1.0 + share * float(Decimal(factor).ln(_PRECISE))
+        return Yarn(factor, hp.int("rope.scaling.original_context_length", high=1 << 28), fast, slow, growth * growth)
+
+    def factors(self, base: float, dims: int) -> np.ndarray:
+        """Divisors of the frequencies of `dims` rotated values, f32 [dims / 2], from 40 digits: the same bits on every machine."""
+        turns = lambda beta: dims * _log(self.context / (beta * _TWO_PI)) / (2 * _log(Decimal(base)))  # noqa: E731
+        first, last = (max(0, math.floor(turns(Decimal(self.fast)))), min(dims - 1, math.ceil(turns(Decimal(self.slow)))))
+        out = []
+        for i in range(dims // 2):
+            stretched = min(max(Decimal(i - first) / max(Decimal("0.001"), Decimal(last - first)), Decimal(0)), Decimal(1))
+            out.append(float(1 / (stretched / Decimal(self.factor) + (1 - stretched))))
+        return np.array(out, np.float32)
+
+
+def _log(x: Decimal) -> Decimal:
+    return x.ln(_PRECISE)
 
 
 @dataclass(frozen=True)
