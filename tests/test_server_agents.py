@@ -1,5 +1,6 @@
 """Requests in the form that popular coding agents and front ends send: each is answered without a change, streamed where it asks for it, and the
-second turn of a conversation reuses the first one's work."""
+second turn of a conversation reuses the first one's work. recorded.json: what agents sent to scripts/agent_fixtures.py, their prose left out;
+the others are written after the documented form of the request."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from serving import application
 from tiny_model import TEMPLATE, write_tiny
 
 FOLDER = Path(__file__).parent / "fixtures" / "agents"
-REQUESTS = [one for name in ("anthropic", "openai") for one in json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))]
+REQUESTS = [one for name in ("anthropic", "openai", "recorded") for one in json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))]
 WITH_TOOLS = ("{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<tool_call></tool_call><|im_end|>\n{% endif %}"
               + TEMPLATE)
 
@@ -20,7 +21,7 @@ WITH_TOOLS = ("{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojs
 @pytest.fixture(scope="module", params=["takes tools", "takes none"])
 def served(request, tmp_path_factory):
     template = WITH_TOOLS if request.param == "takes tools" else TEMPLATE
-    path = write_tiny(tmp_path_factory.mktemp("agents") / "tiny.gguf", context=8192, template=template)
+    path = write_tiny(tmp_path_factory.mktemp("agents") / "tiny.gguf", context=16384, template=template)
     app, service = application(path, aliases=("*",))
     yield app.test_client(), service
     service.close()
@@ -35,6 +36,18 @@ def test_the_request_is_answered(served, one):
     if one["body"].get("stream"):
         assert "message_stop" in text if one["path"] == "/v1/messages" else text.endswith("data: [DONE]\n\n")
         assert '"error"' not in text
+
+
+def test_recorded_turns_reuse_the_ones_before(served):
+    """The second request of an agent that has read a file begins as the first one did."""
+    turns = [r for r in REQUESTS if r["comment"].startswith("opencode") and r["body"].get("tools")]
+    assert [m["role"] for m in turns[1]["body"]["messages"]] == ["system", "user", "assistant", "tool"]
+    usage = []
+    for one in turns:
+        events = served[0].post(one["path"], json=one["body"], headers=one["headers"]).get_data(as_text=True)
+        usage.append(next(u for line in events.split("\n") if line.startswith('data: {"id"') and (u := json.loads(line[6:]).get("usage"))))
+    first, second = (u["prompt_tokens"] for u in usage)
+    assert second > first and usage[1]["prompt_tokens_details"]["cached_tokens"] > 0.8 * first
 
 
 def test_a_billing_line_that_changes_does_not_cost_the_prompt(served):
