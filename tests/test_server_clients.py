@@ -318,3 +318,57 @@ def test_a_stream_that_waits_says_that_it_lives(folder):
         assert [c for c in second][-1].choices[0].finish_reason
     finally:
         assert server.stop() == 0
+
+
+# ---- every option, whole and streamed: 96 calls of the openai package
+
+
+OPTIONS = [
+    {}, {"temperature": 0}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 2, "top_p": 0.1}, {"n": 2}, {"n": 3, "temperature": 0.9},
+    {"stop": "e"}, {"stop": ["e", "a", "zz"]}, {"stop": "\n", "n": 2}, {"max_tokens": 1}, {"max_tokens": 40}, {"max_completion_tokens": 5},
+    {"frequency_penalty": 1.5}, {"presence_penalty": -1.5}, {"frequency_penalty": 0.5, "presence_penalty": 0.5, "temperature": 0},
+    {"logit_bias": {"65": 100}, "temperature": 0}, {"logit_bias": {"65": -100, "66": 5}}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 5},
+    {"logprobs": True, "top_logprobs": 20, "n": 2}, {"logprobs": True, "stop": "e"}, {"response_format": {"type": "text"}},
+    {"response_format": {"type": "json_object"}, "max_tokens": 300},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}, "max_tokens": 300},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}, "max_tokens": 300, "n": 2},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}, "max_tokens": 300, "logprobs": True},
+    {"extra_body": {"response_format": {"type": "regex", "pattern": "[a-f]{4,8}"}}},
+    {"extra_body": {"response_format": {"type": "grammar", "grammar": 'root ::= "yes" | "no"', "syntax": "gbnf"}}},
+    {"extra_body": {"top_k": 5}}, {"extra_body": {"min_p": 0.2}}, {"extra_body": {"repetition_penalty": 1.3}},
+    {"extra_body": {"top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1}, "temperature": 0.8, "top_p": 0.95},
+    {"extra_body": {"cache_prompt": False}}, {"extra_body": {"ignore_eos": True}, "max_tokens": 30},
+    {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": False}, {"tools": TOOLS, "tool_choice": "none"},
+    {"tools": TOOLS, "tool_choice": "required", "max_tokens": 600},
+    {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 600},
+    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}, "parallel_tool_calls": False, "max_tokens": 600},
+    {"user": "someone"}, {"metadata": {"a": "b"}}, {"store": False}, {"service_tier": "auto"}, {"safety_identifier": "x", "prompt_cache_key": "y"},
+    {"messages": [{"role": "developer", "content": "Be brief."}, *HI]},
+    {"messages": [*HI, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": [{"type": "text", "text": "And?"}]}]},
+    {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {
+        "name": "weather", "arguments": '{"city": "Rome", "days": 1}'}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Sunny."}], "tools": TOOLS},
+]
+
+
+def joined(stream, n: int) -> tuple[list[tuple], int]:
+    """What the chunks of a stream say: (text, calls, tokens with log probabilities, reason) of each choice; completion tokens."""
+    texts, calls, entries, reasons, tokens = [""] * n, [[] for _ in range(n)], [[] for _ in range(n)], [None] * n, 0
+    for chunk in stream:
+        tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            calls[choice.index] += [(c.function.name, c.function.arguments) for c in choice.delta.tool_calls or ()]
+            entries[choice.index] += [(e.token, e.logprob) for e in (choice.logprobs.content if choice.logprobs else ())]
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    return list(zip(texts, calls, entries, reasons, strict=True)), tokens
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: ", ".join(o) or "none")
+def test_each_option_gives_the_same_whole_and_streamed(client, option):
+    body = {"model": MODEL_NAME, "messages": HI, "max_tokens": 16, "seed": 5, **option}
+    whole = client.chat.completions.create(**body)
+    found = [(c.message.content or "", [(t.function.name, t.function.arguments) for t in c.message.tool_calls or ()],
+              [(e.token, e.logprob) for e in (c.logprobs.content if c.logprobs else ())], c.finish_reason) for c in whole.choices]
+    streamed, tokens = joined(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}), body.get("n", 1))
+    assert streamed == found and tokens == whole.usage.completion_tokens > 0
