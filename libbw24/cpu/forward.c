@@ -78,37 +78,33 @@ static void do_row(const fwd *f, int index, const bw_rowset *set, int64_t i) {
 }
 
 /* ---- phases */
-/* The c-th claim on n items: each thread's first is large, 3/4 of an even share; the last quarter goes in small ranges that even out the finish. */
-static bool claim(int64_t c, int64_t n, int threads, int64_t *from, int64_t *to) {
-    int64_t big = threads > 1 ? 3 * n / (4 * threads) : n, rest = n - big * threads, tail = 4 * threads;
-    if (c < threads) {
-        *from = c * big;
-        *to = *from + big;
-        return *to > *from || rest > 0;
-    }
-    c -= threads;
-    if (c >= tail || rest <= 0) return false;
-    *from = big * threads + rest * c / tail;
-    *to = big * threads + rest * (c + 1) / tail;
-    return true;
+static void do_range(const fwd *f, cpu_phase *p, range_fn fn, void *arg, int tid, int64_t from, int64_t to) {
+    if (to <= from) return;
+    fn(f, arg, tid, from, BW_SEEDED(15, from > 0 && to - from > 1 ? to - 1 : to, to));
+    atomic_fetch_add_explicit(&p->done, to - from, memory_order_acq_rel);
 }
 
+static bool take_share(cpu_phase *p, int owner) {
+    unsigned long long bit = 1ull << owner;
+    return !(atomic_load_explicit(&p->taken, memory_order_relaxed) & bit) && !(atomic_fetch_or_explicit(&p->taken, bit, memory_order_relaxed) & bit);
+}
+
+/* A thread takes its own range first, so that it can know beforehand what it will read (ahead.c); then small ranges; then the ranges of threads
+ * that have not come. */
 void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, int tid) {
-    int threads = cpu_pool_size(f->pool);
-    int64_t from, to;
-    while (claim(atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed), n, threads, &from, &to)) {
-        if (to <= from) continue;
-        fn(f, arg, tid, from, BW_SEEDED(15, from > 0 && to - from > 1 ? to - 1 : to, to));
-        atomic_fetch_add_explicit(&p->done, to - from, memory_order_acq_rel);
-    }
+    int threads = cpu_pool_size(f->pool), owners = threads < CPU_OWNERS ? threads : CPU_OWNERS;
+    int64_t share = cpu_share(n, threads), rest = n - share * owners, tail = rest < 4 * threads ? rest : 4 * threads, c;
+    if (share && tid < owners && take_share(p, tid)) do_range(f, p, fn, arg, tid, tid * share, (tid + 1) * share);
+    while ((c = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < tail)
+        do_range(f, p, fn, arg, tid, share * owners + rest * c / tail, share * owners + rest * (c + 1) / tail);
+    for (int t = 0; share && t < owners; t++)
+        if (take_share(p, t)) do_range(f, p, fn, arg, tid, t * share, (t + 1) * share);
     for (int spin = 0; atomic_load_explicit(&p->done, memory_order_acquire) < n; spin++) {
+        if (ahead_fetch(f, tid)) continue;
         if (spin < CPU_POOL_SPIN) cpu_pool_pause();
         else sched_yield();
     }
 }
-
-/* logits that nobody asked for are not computed */
-static bool writes_here(const fwd *f, int op) { return f->logits || f->l->ops[op].buf[0] != f->l->logits; }
 
 typedef struct rows_arg { const bw_step *st; const bw_rowset *set; } rows_arg;
 static void rows_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
@@ -377,12 +373,14 @@ static void walk(void *arg, int tid, int n) {
     const fwd *f = arg;
     const bw_plan *plan = f->l->plan;
     (void)n;
+    ahead_begin(f, tid);
     run_phase(f, &f->s->phases[0], f->b->n, rope_range, NULL, tid);
     for (int i = 0; i < plan->n_steps; i++) {
         const bw_step *st = &plan->steps[i];
         cpu_phase *p = &f->s->phases[f->s->steps[i].phase];
         const bw_rowset *set = bw_rows_of(f->l, f->b, f->l->ops[st->first].buf[0]);
         if (!set->n) continue;
+        ahead_step(f, tid, i);
         if (atomic_load_explicit(&f->m->ctx->cancel, memory_order_relaxed)) {
             atomic_store(&f->s->cancelled, 1);
             return;
@@ -456,6 +454,7 @@ int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
     cpu_ctx *c = m->ctx->priv;
     fwd f = {m, l, b, logits, l->priv, c->isa, c->pool};
     for (int i = 0; i < f.s->n_phases; i++) {
+        atomic_store_explicit(&f.s->phases[i].taken, 0, memory_order_relaxed);
         atomic_store_explicit(&f.s->phases[i].next, 0, memory_order_relaxed);
         atomic_store_explicit(&f.s->phases[i].done, 0, memory_order_relaxed);
     }
