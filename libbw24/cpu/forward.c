@@ -131,13 +131,12 @@ typedef struct lin_arg {
     bool ready; /* this thread's activations of a single row are prepared */
 } lin_arg;
 
-/* the input of one row: normalised into `into` where the step has a NORM; `keep` also leaves it in the NORM's own buffer */
-static const float *linear_input(const fwd *f, const bw_step *st, int64_t i, float *into, bool keep) {
+/* the input of one row: normalised into `into` (NULL: the NORM's own buffer) where the step has a NORM */
+static const float *linear_input(const fwd *f, const bw_step *st, int64_t i, float *into) {
     if (st->norm < 0) return row_of(f, f->l->ops[st->lin0].buf[1], i);
     const bw_op *op = &f->l->ops[st->norm];
-    float *own = row_of(f, op->buf[0], i), *y = into ? into : own;
+    float *y = into ? into : row_of(f, op->buf[0], i);
     norm_row(f, op, row_of(f, op->buf[1], i), y);
-    if (keep && y != own) memcpy(own, y, (size_t)f->l->bufs[op->buf[0]].width * sizeof(float));
     return y;
 }
 
@@ -148,15 +147,22 @@ static void fill(const fwd *f, cpu_act *a, const float *x, int64_t ldx, int r0, 
 static int64_t cols_of(const fwd *f, const bw_step *st) { return f->l->ops[st->lin0].w[0]->ne[0]; }
 
 /* one row: every thread that gets a range prepares its own copy of the activations, which costs less than meeting the others */
-static void activations_alone(const fwd *f, lin_arg *a, int tid, bool keep) {
+static void activations_alone(const fwd *f, lin_arg *a, int tid) {
     cpu_thread *th = &f->s->threads[tid];
     int64_t cols = cols_of(f, a->st);
-    const float *x = linear_input(f, a->st, 0, th->row, keep);
+    const float *x = linear_input(f, a->st, 0, th->row);
     cpu_act_init(&a->q, th->act_q.mem, 1, cols, 0);
     cpu_act_init(&a->fl, th->act_f.mem, 1, cols, 1);
     if (a->cs->quant) fill(f, &a->q, x, cols, 0, 1, a->st);
     if (a->cs->floats) fill(f, &a->fl, x, cols, 0, 1, a->st);
     a->ready = true;
+}
+
+/* the thread that has the first tile leaves its normalised row in the NORM's own buffer */
+static void keep_norm(const fwd *f, const bw_step *st, int tid) {
+    if (st->norm < 0) return;
+    int buf = f->l->ops[st->norm].buf[0];
+    memcpy(row_of(f, buf, 0), f->s->threads[tid].row, (size_t)f->l->bufs[buf].width * sizeof(float));
 }
 
 static void activations_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
@@ -165,7 +171,7 @@ static void activations_range(const fwd *f, void *arg, int tid, int64_t from, in
     int64_t cols = cols_of(f, a->st);
     (void)tid;
     if (a->st->norm >= 0)
-        for (int64_t i = from; i < to; i++) linear_input(f, a->st, i, NULL, true);
+        for (int64_t i = from; i < to; i++) linear_input(f, a->st, i, NULL);
     if (a->cs->quant) fill(f, &a->q, x, cols, (int)from, (int)to, a->st);
     if (a->cs->floats) fill(f, &a->fl, x, cols, (int)from, (int)to, a->st);
 }
@@ -194,7 +200,8 @@ static void tiles_of(const fwd *f, const lin_arg *a, int mat, int64_t t0, int64_
 /* tiles [from, to) of the step's matrices laid end to end; a GLU's two matrices count once */
 static void tiles_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
     lin_arg *a = arg;
-    if (a->set->n == 1 && !a->ready) activations_alone(f, a, tid, from == 0);
+    if (a->set->n == 1 && !a->ready) activations_alone(f, a, tid);
+    if (a->set->n == 1 && from == 0) keep_norm(f, a->st, tid);
     int64_t base = 0;
     for (int i = 0; i < (a->st->glu >= 0 ? 1 : a->st->n_lin) && base < to; i++) {
         int64_t tiles = cpu_tiles(a->cs->mats[i].rows), t0 = from > base ? from - base : 0, t1 = to - base < tiles ? to - base : tiles;
@@ -205,7 +212,7 @@ static void tiles_range(const fwd *f, void *arg, int tid, int64_t from, int64_t 
 
 static void norm_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
     (void)tid;
-    for (int64_t i = from; i < to; i++) linear_input(f, arg, i, NULL, true);
+    for (int64_t i = from; i < to; i++) linear_input(f, arg, i, NULL);
 }
 
 static void step_linears(const fwd *f, cpu_phase *p, int step, const bw_step *st, const bw_rowset *set, int tid) {
