@@ -79,9 +79,8 @@ void ahead_begin(const fwd *f, int tid) {
 /* `step` begins: what was fetched for it is in use now */
 void ahead_step(const fwd *f, int tid, int step) {
     cpu_ahead *a = &f->s->threads[tid].ahead;
-    a->now = step;
     if (a->off || a->step > step) return;
-    *a = (cpu_ahead){.step = step, .now = step};
+    *a = (cpu_ahead){.step = step};
 }
 
 /* The next bytes, a few lines of each stream; false: there is nothing to fetch. By loads: a Zen 4 drops prefetches, nine of ten, when this many

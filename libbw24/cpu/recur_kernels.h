@@ -18,7 +18,8 @@ static void conv(const float *const *x, const float *w, int taps, float *y, int6
 
 enum { STRANDS = 4 };
 
-/* NV vectors of columns; 4 NV chains of fma are under way at once */
+/* NV vectors of columns; 4 NV chains of fma are under way at once. The second pass, which finds the state in the cache, fetches what lies behind it:
+ * in most cases the next block. */
 #define DELTA_COLUMNS(NV, STORE) \
     V(f) e = V(set1)(decay), sum[STRANDS][NV]; \
     for (int j = 0; j < STRANDS; j++) for (int n = 0; n < NV; n++) sum[j][n] = V(zero)(); \
@@ -36,6 +37,7 @@ enum { STRANDS = 4 };
     } \
     for (i = 0; i < dk; i += STRANDS) \
         for (int j = 0; j < STRANDS && i + j < dk; j++) for (int n = 0; n < NV; n++) { \
+            if (n * VW % 16 == 0) __builtin_prefetch(from + (dk + i + j) * cols + n * VW); \
             V(f) s = V(fma)(V(set1)(k[i + j]), d[n], V(mul)(V(load)(from + (i + j) * cols + n * VW), e)); \
             STORE(to + (i + j) * cols + n * VW, s); \
             if (q) sum[j][n] = V(fma)(s, V(set1)(q[i + j]), sum[j][n]); \

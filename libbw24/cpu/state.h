@@ -43,7 +43,7 @@ typedef struct cpu_step {
 enum { CPU_AHEAD_STREAMS = 16 };
 typedef struct cpu_ahead {
     const uint8_t *p[CPU_AHEAD_STREAMS];
-    int n, step, now;   /* now: the step in hand */
+    int n, step;
     size_t at, len, spent;
     bool off, stopped;
 } cpu_ahead;
