@@ -69,7 +69,7 @@ JOBS     = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) # all cores, unles
 SANITIZED := tests/test_gate.py tests/test_sampling.py tests/test_gguf_hostile.py
 PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: all lib install test test-full test-faults ctest soak check lint fuzz sanitize cuda-objects release-cuda wheel release clean help FORCE
+.PHONY: all lib install test test-full test-faults ctest soak check lint fuzz sanitize cuda-objects release-cuda wheel release release-all clean help FORCE
 
 all: ## build the library and install the Python package (the default)
 	@$(PYTHON) scripts/python_env.py check
@@ -168,7 +168,7 @@ cuda-objects: $(CU_OBJ) ## compile the CUDA code without linking or running it
 	@echo "$(words $(CU_OBJ)) CUDA objects for $(or $(CUARCH),no architecture: no nvcc or no .cu file)"
 
 ALL_CARDS := 80 86 89 90a 100 120a
-release-cuda: ## the library with code for every card from sm_80 to sm_120a, in build/release (its objects are kept; first time: half an hour)
+release-cuda: ## the library with code for every card from sm_80 to sm_120a, in build/release (its objects are kept; first time: eleven minutes of one core)
 	@$(MAKE) --no-print-directory $(JOBS) lib CUDA=1 CUARCH="$(ALL_CARDS)" BUILD=build/release SO=build/release/libbw24.so
 	@size=$$(stat -c %s build/release/libbw24.so); echo "build/release/libbw24.so: $$size bytes, code for $(ALL_CARDS)"; \
 	    test $$size -le 100000000 || { echo "the library exceeds 100 MB" >&2; exit 1; }
@@ -177,6 +177,11 @@ wheel: lib ## a wheel with the library and the demo model inside, in dist/, tagg
 	$(PYTHON) -m pip wheel --no-deps -w dist . --config-settings=--build-option=--plat-name=$$($(PYTHON) scripts/wheel_tag.py $(SO))
 
 release: lib ## wheel, source archive, checksums and notes in dist/, tried out (docs/RELEASING.md)
+	PYTHON=$(PYTHON) scripts/release.sh
+
+release-all: release-cuda ## the same with code for every card in the wheel
+	cp build/release/libbw24.so py/bw24/libbw24.so
+	cp libbw24/bw24.h py/bw24/bw24.h
 	PYTHON=$(PYTHON) scripts/release.sh
 
 clean: ## remove what was built

@@ -29,7 +29,7 @@ from perf_cells import Cell  # noqa: E402
 RECORD = ROOT / "research" / "perf-ci.jsonl"
 DEMO = "py/bw24/data/demo.gguf"
 TOLERANCE = 0.03  # a cell is slower where even the upper end of its interval lies below 1 - TOLERANCE
-DRIFT = 0.06  # the product of the medians since the anchor must stay above 1 - DRIFT
+DRIFT = 0.06  # the product of the medians since the anchor, with the upper end of this run's interval, must stay above 1 - DRIFT
 CLOCK_DROP = 0.05  # a round in which the card's clock lay further than this below its highest is another machine than the one before
 PROMPTS = (
     "def add(a, b):", "import os\n\ndef walk(path):", "class Stack:\n    def push(self, item):", "# Read a file of numbers and return their mean\n",
@@ -208,7 +208,7 @@ def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[lis
         if high < 1 - TOLERANCE:
             status = RED
             said.append(f"RED {name}: {middle:.3f} of the last green revision's speed ({low:.3f}..{high:.3f})")
-        elif before and drift < 1 - DRIFT:
+        elif before and drift * high / middle < 1 - DRIFT:
             status = RED
             said.append(f"RED {name}: {drift:.3f} of the anchor's speed, lost over {len(before)} green rows; measure with --base ANCHOR")
         else:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bw24.errors import Bw24Error
 from bw24.safetensors import parse_header
+from fuzz_gguf import BytesSource
 
 LIMIT_SECONDS = 0.2  # CPU time of one input
 LIMIT_GROWTH = 80 << 20  # bytes of peak memory over the whole run
@@ -30,16 +31,6 @@ SEEDS = [
     '{"e":{"dtype":"I64","shape":[0],"data_offsets":[0,0]},"f":{"dtype":"F4","shape":[16],"data_offsets":[0,8]}}',
     '{}',
 ]
-
-
-class BytesSource:
-    """A file in memory."""
-
-    def __init__(self, data: bytes):
-        self.data, self.size = data, len(data)
-
-    def read(self, offset: int, length: int) -> bytes:
-        return self.data[offset : offset + length]
 
 
 def parse(data: bytes) -> bool:

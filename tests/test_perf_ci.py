@@ -51,6 +51,7 @@ def test_slow_drift_is_caught():
     assert judge([0.99] * 5)[0] == perf_ci.GREEN
     assert judge([0.99] * 5, before=[step] * 7)[0] == perf_ci.RED
     assert judge([0.99] * 5, before=[step] * 6 + [step | {"anchor": True}])[0] == perf_ci.GREEN
+    assert judge([0.80, 0.90, 0.93, 1.0, 1.2], before=[step])[0] == perf_ci.GREEN  # a wide interval shows no drift
 
 
 def test_a_failed_acceptance_is_red():

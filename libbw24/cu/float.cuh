@@ -7,7 +7,6 @@
 namespace bw {
 
 enum FloatType { FLOAT_F32, FLOAT_F16, FLOAT_BF16, FLOAT_E4M3 };
-__host__ __device__ constexpr int float_bytes(int t) { return t == FLOAT_F32 ? 4 : t == FLOAT_E4M3 ? 1 : 2; }
 
 __device__ __forceinline__ float float_at(int type, const uint8_t *w, size_t i) {
     switch (type) {

@@ -69,16 +69,6 @@ def content_range(response: httpx.Response, start: int, label: str) -> tuple[int
     return int(match[2]), int(match[3])
 
 
-def check_sha256(path: Path, expected: str, label: str) -> None:
-    """Raise Bw24Error unless the file's SHA-256 is `expected` (hex)."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != expected:
-        raise Bw24Error(f"{label}: expected sha256 {expected}, found {digest.hexdigest()}")
-
-
 @contextmanager
 def _locked_part(part: Path) -> Iterator[BinaryIO]:
     """The partial file, open at its end and locked against other processes; waits for one that is downloading the same file."""
