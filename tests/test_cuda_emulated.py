@@ -51,6 +51,7 @@ def emulated(name: str) -> str:
     text = text.replace("extern __shared__ __align__(16) uint8_t raw[];", "uint8_t *raw = emu::shared;")
     if name == "device":
         text = re.sub(r'asm volatile\("cp\.async\.cg[^\n]*', "memcpy(dst, src, 16);", text)
+        text = re.sub(r'asm volatile\("cp\.async\.ca[^\n]*', "memcpy(dst, src, 4);", text)
     elif name == "unit":
         text = re.sub(r'uint32_t v;\n    asm\("prmt.*?return v;', "return emu::prmt(a, b, sel);", text, flags=re.S)
         text = re.sub(r'asm volatile\("ld\.global[^\n]*', "abort();", text)
@@ -63,20 +64,25 @@ def emulated(name: str) -> str:
     return re.sub(r'asm volatile\("(fence|cp\.async)[^\n]*?;\s*\n', ";\n", text)
 
 
-def build(folder: Path, fault: tuple[str, str] | None = None) -> Path:
-    """The program; `fault`: a text of the sources that is left out, and its file."""
+def compiler_words(folder: Path) -> list[str]:
+    """How a program over the sources in `folder` is compiled; skips where it cannot be."""
     include, compiler = headers(), shutil.which("g++")
     if include is None or compiler is None:
         pytest.skip("no CUDA headers or no g++")
     if "fma" not in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"):
         pytest.skip("this processor has no fma")
+    return [compiler, "-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-w", f"-I{include}", f"-I{folder}", f"-I{ROOT / 'tests' / 'cuda'}"]
+
+
+def build(folder: Path, fault: tuple[str, str] | None = None) -> Path:
+    """The program; `fault`: a text of the sources that is left out, and its file."""
+    words = compiler_words(folder)
     for name in SOURCES:
         text = emulated(name)
         if fault and fault[0] == name:
             assert fault[1] in text
             text = text.replace(fault[1], "")
         (folder / f"{name}.cuh").write_text(text, encoding="utf-8")
-    words = [compiler, "-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-w", f"-I{include}", f"-I{folder}", f"-I{ROOT / 'tests' / 'cuda'}"]
     done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "attend.cpp"), "-o", str(folder / "attend")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder / "attend"

@@ -51,7 +51,7 @@ struct CuStep {
     int out;           /* buffer written, -1 none or several */
     bool quant_out;    /* the next reader of `out` wants it quantised */
     int quant_op;      /* CU_ROWS: the op that a fault of that names */
-    int short_n, short_at; /* CU_CONV: how many steps one of the list's gdns stands for where rows are few; 0: none */
+    int short_n, short_at; /* how many steps one of the list's gdns (CU_CONV) or mixes (CU_LINEARS) stands for where rows are few; 0: none */
 };
 
 /* EXPERTS: gate, up, down */
@@ -62,8 +62,18 @@ struct CuExperts {
     int experts, top, gelu, x, route, y; /* buffers */
     int layer;                 /* of the spill, -1: all are on the card */
 };
+/* a mixture's layer where rows are few: router, gates and ups, downs and what is added to them */
+struct CuMix {
+    RouterArgs router;         /* but for the quantised rows, which depend on their number */
+    int h;                     /* buffer of the normed rows */
+    int at, slots;             /* in the list's experts; slots: one more than theirs where the shared expert is among them */
+    ExpertMatrix shared[3];
+    const float *gate, *res;   /* as DownArgs; res NULL: y alone */
+    float *sum;
+    int out;                   /* buffer of sum or y */
+};
 /* scratch of EXPERTS, shared by the layers and lists of a model; a pair is (row, slot) */
-enum MoePart { MOE_H, MOE_U, MOE_D, MOE_MID, MOE_ORDER, MOE_PARTS };
+enum MoePart { MOE_H, MOE_U, MOE_D, MOE_MID, MOE_ORDER, MOE_COUNT, MOE_PARTS };
 struct CuMoe { void *mem[MOE_PARTS]; size_t bytes[MOE_PARTS]; };
 
 /* one layer of the spill */
@@ -99,6 +109,7 @@ struct CuList {
     std::vector<DeltaArgs> deltas;
     std::vector<GdnArgs> gdns;
     std::vector<CuExperts> experts;
+    std::vector<CuMix> mixes;
     CuMoe moe;
     RowOp *row_mem;
     std::vector<CuRope> ropes;
@@ -165,6 +176,8 @@ int cu_resolve_fold(bw24_model *m, bw_list *l, int op, CuStep *c);
 int cu_resolve_replay(bw24_model *m, bw_list *l);
 /* gdn.cu: after the list's steps and their quantised outputs are known */
 void cu_resolve_gdn(bw24_model *m, bw_list *l);
+/* mixture.cu: after the list's steps and their quantised outputs are known */
+int cu_resolve_mixtures(bw24_model *m, bw_list *l);
 /* experts.cu */
 int cu_resolve_experts(bw24_model *m, bw_list *l, int op, CuStep *c);
 void cu_drop_graphs(CuList *s);

@@ -31,7 +31,9 @@ static int resolve_matrix(bw24_model *m, const bw_op *op, int which, CuExperts *
 }
 
 static size_t acts_bytes(size_t rows, size_t cols) { return rows * cols + rows * (cols / 32) * 12; }
-static size_t pair_room(const bw24_model *m, const CuExperts &x) { return ((size_t)m->max_rows * (size_t)x.top + 127) / 128 * 128; }
+/* the shared expert makes one more of a row where rows are few */
+static size_t pair_room(const bw24_model *m, const CuExperts &x) { return ((size_t)m->max_rows * (size_t)x.top + EXPERT_ROWS + 127) / 128 * 128; }
+static size_t tile_room(size_t pairs) { return pairs / EXPERT_TILE + MOST_EXPERTS; }
 
 static int resolve_scratch(bw24_model *m, CuList *s, const CuExperts &x) {
     CuMoe &all = model_of(m)->moe;
@@ -41,7 +43,7 @@ static int resolve_scratch(bw24_model *m, CuList *s, const CuExperts &x) {
     if (apart) need[MOE_U] = need[MOE_H];
     if (many || x.layer >= 0 || !x.k[BW_EXP_DOWN]) need[MOE_D] = pairs * out * sizeof(float);
     if (x.k[BW_EXP_DOWN]) need[MOE_MID] = acts_bytes(pairs, ff);
-    if (many) need[MOE_ORDER] = pairs * sizeof(int);
+    if (many) need[MOE_ORDER] = (pairs + 1) * sizeof(int) + tile_room(pairs) * sizeof(ExpertTile);
     for (int i = 0; i < MOE_PARTS; i++) {
         int rc = cu_share(m, &all.mem[i], &all.bytes[i], need[i], "experts");
         if (rc) return rc;
@@ -95,7 +97,7 @@ static ExpertArgs args_for(Pass &p, const CuExperts &x, int op, const int *order
     ExpertArgs a = {};
     a.route = buf_of(p, x.route);
     a.order = order;
-    a.top = x.top;
+    a.top = a.slots = x.top;
     a.gelu = x.gelu;
     a.fault = p.rows.fault;
     a.op = op;
@@ -128,8 +130,8 @@ static void gate_up(Pass &p, const CuExperts &x, ExpertArgs a, int n, int pairs,
            a.op);
 }
 
-static Acts mid_acts(const Pass &p, const CuExperts &x, int n) {
-    return x.k[BW_EXP_DOWN] ? acts_in((int8_t *)p.s->moe.mem[MOE_MID], pair_room(p.m, x), x.m[BW_EXP_DOWN].cols, (n * x.top + 3) / 4 * 4) : Acts();
+Acts cu_pair_acts(const Pass &p, const CuExperts &x, int pairs) {
+    return x.k[BW_EXP_DOWN] ? acts_in((int8_t *)p.s->moe.mem[MOE_MID], pair_room(p.m, x), x.m[BW_EXP_DOWN].cols, (pairs + 3) / 4 * 4) : Acts();
 }
 
 static void first_products(Pass &p, const CuStep &c, const int *order, int pairs) {
@@ -137,7 +139,7 @@ static void first_products(Pass &p, const CuStep &c, const int *order, int pairs
     const int n = rows_of(p, c);
     bool floats = x.k[BW_EXP_GATE] != x.k[BW_EXP_UP] || !x.k[BW_EXP_DOWN];
     if (x.k[BW_EXP_GATE]) want_quantised(p, x.x, n, c.first);
-    gate_up(p, x, args_for(p, x, c.first, order), n, pairs, floats ? (float *)p.s->moe.mem[MOE_H] : NULL, mid_acts(p, x, n));
+    gate_up(p, x, args_for(p, x, c.first, order), n, pairs, floats ? (float *)p.s->moe.mem[MOE_H] : NULL, cu_pair_acts(p, x, n * x.top));
 }
 
 static void down_products(Pass &p, const CuStep &c, const int *order, int pairs) {
@@ -146,7 +148,7 @@ static void down_products(Pass &p, const CuStep &c, const int *order, int pairs)
     a.n_mats = a.per_pair = 1;
     a.m[0] = x.m[BW_EXP_DOWN];
     a.type[0] = x.float_type[BW_EXP_DOWN];
-    a.x = mid_acts(p, x, rows_of(p, c));
+    a.x = cu_pair_acts(p, x, rows_of(p, c) * x.top);
     a.xf = (float *)p.s->moe.mem[MOE_H];
     a.y = (float *)p.s->moe.mem[MOE_D];
     product(p, x.k[BW_EXP_DOWN], a, pairs);
@@ -157,22 +159,47 @@ void run_expert_products(Pass &p, const CuStep &c, const int *order, int pairs) 
     down_products(p, c, order, pairs);
 }
 
+/* the tiles stand behind the order and their number */
+static ExpertTile *tiles_of(const Pass &p, const CuExperts &x, int *order) { return (ExpertTile *)(order + pair_room(p.m, x) + 1); }
+
+/* gate and up of each expert's pairs, in the order of the pairs; then down, back to the places of the pairs */
+static void run_gemm(Pass &p, const CuStep &c, int *order) {
+    const CuExperts &x = p.s->experts[(size_t)c.at];
+    const int n = rows_of(p, c), pairs = n * x.top, most = pairs / EXPERT_TILE + (x.experts < pairs ? x.experts : pairs);
+    ExpertGemmArgs a = {{x.m[BW_EXP_GATE], x.m[BW_EXP_UP]}, 2, x.top, 1, x.gelu, order, order + pair_room(p.m, x), tiles_of(p, x, order), acts_of(p, x.x, n)};
+    a.yo = cu_pair_acts(p, x, pairs);
+    a.fault = p.rows.fault;
+    a.op = c.first;
+    x.k[BW_EXP_GATE]->gemm(*p.q, a, most);
+    a.m[0] = x.m[BW_EXP_DOWN];
+    a.n_mats = 1;
+    a.gather = 0;
+    a.x = a.yo;
+    a.y = (float *)p.s->moe.mem[MOE_D];
+    x.k[BW_EXP_DOWN]->gemm(*p.q, a, most);
+}
+
 void run_experts(Pass &p, const CuStep &c) {
     const CuExperts &x = p.s->experts[(size_t)c.at];
     const int n = rows_of(p, c), pairs = n * x.top, out = x.m[BW_EXP_DOWN].rows;
-    const ExpertKernels *down = x.k[BW_EXP_DOWN];
-    const bool many = n > EXPERT_ROWS;
+    const ExpertKernels *gate = x.k[BW_EXP_GATE], *down = x.k[BW_EXP_DOWN];
+    const bool many = n > EXPERT_ROWS, gemm = many && gate && down && gate == x.k[BW_EXP_UP] && gate->gemm_fits(*p.q) && down->gemm_fits(*p.q);
     if (x.layer >= 0 && run_split(p, c)) return;
     int *order = many ? (int *)p.s->moe.mem[MOE_ORDER] : NULL;
     const float *route = buf_of(p, x.route);
     p.quantised[(size_t)x.y] = 0;
-    if (many) {
-        if (x.k[BW_EXP_GATE]) want_quantised(p, x.x, n, c.first);
-        launch(*p.q, k_experts_order, dim3(1), 1024, 0, route, pairs, x.top, order);
+    if (gate) want_quantised(p, x.x, n, c.first);
+    if (many) launch(*p.q, k_experts_order, dim3(1), 1024, 0, route, pairs, x.top, order, tiles_of(p, x, order), order + pair_room(p.m, x));
+    if (gemm) run_gemm(p, c, order);
+    else {
+        first_products(p, c, order, pairs);
+        if (down && !many) {
+            DownArgs a = {x.m[BW_EXP_DOWN], route, x.top, cu_pair_acts(p, x, pairs), buf_of(p, x.y)};
+            a.slots = x.top;
+            return down->down(*p.q, a, n);
+        }
+        down_products(p, c, order, pairs);
     }
-    first_products(p, c, order, pairs);
-    if (down && !many) return down->down(*p.q, {x.m[BW_EXP_DOWN], route, x.top, mid_acts(p, x, n), buf_of(p, x.y)}, n);
-    down_products(p, c, order, pairs);
     launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, (const float *)p.s->moe.mem[MOE_D], route, buf_of(p, x.y), out, x.top);
 }
 

@@ -317,6 +317,7 @@ static int run_steps(Pass &p, bool eager) {
     int done = 0;
     for (size_t i = 0; i < p.s->steps.size();) {
         int n = run_gdn(p, i); /* several steps at once, where rows are few */
+        if (!n) n = run_mixture(p, i);
         if (!n) run_step(p, p.s->steps[i]);
         i += n ? (size_t)n : 1;
         if (p.rc) return p.rc;

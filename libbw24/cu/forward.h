@@ -44,6 +44,11 @@ void run_expert_products(Pass &p, const CuStep &c, const int *order, int pairs);
 bool run_split(Pass &p, const CuStep &c);
 void split_begin(Pass &p);                  /* of a pass */
 void split_count(Pass &p);                  /* after it: the uses that the host did not see */
+Acts cu_pair_acts(const Pass &p, const CuExperts &x, int pairs); /* room for what their gates make */
+/* mixture.cu: as run_gdn */
+int run_mixture(Pass &p, size_t i);
+/* no op from `from` on reads `buf` before one overwrites it */
+bool cu_dead_after(const bw_list *l, int from, int buf);
 
 } // namespace bw
 #endif

@@ -6,22 +6,6 @@ namespace bw {
 
 enum { GDN_ROWS = 32 }; /* most rows of a step in the short form; all of them are logged, so there is no version in the middle */
 
-static bool reads(const bw_op *op, int buf) {
-    int first = op->code == BW_OP_KV_APPEND || op->code == BW_OP_ROPE ? 0 : 1;
-    for (int i = first; i < BW_OP_BUFS; i++)
-        if (op->buf[i] == buf) return true;
-    return false;
-}
-/* no op from `from` on reads `buf` before one overwrites it */
-static bool dead_after(const bw_list *l, int from, int buf) {
-    if (buf == l->logits || buf == l->hidden) return false;
-    for (int i = from; i < l->n_ops; i++) {
-        if (reads(&l->ops[i], buf)) return false;
-        if (l->ops[i].code != BW_OP_KV_APPEND && l->ops[i].buf[0] == buf) return true;
-    }
-    return true;
-}
-
 /* which of DELTA's q, k, v a buffer is, -1: none */
 static int input_of(const bw_op *delta, int buf) {
     for (int i = 0; i < 3; i++)
@@ -69,7 +53,7 @@ static bool match_tail(bw24_model *m, bw_list *l, const bw_op *delta, const CuSt
     if (norm->buf[1] != delta->buf[0] || norm->i[0] != a->d.heads || norm->i[1] || glu->buf[2] != norm->buf[0] || glu->buf[1] == norm->buf[0]) return false;
     int after = c.first + 2;
     for (int b : {delta->buf[0], norm->buf[0]})
-        if (b != glu->buf[0] && !dead_after(l, after, b)) return false;
+        if (b != glu->buf[0] && !cu_dead_after(l, after, b)) return false;
     if (cu_upload_dense(m, norm->w[0], &a->w)) return false;
     a->tail = true;
     a->z = s->buf[(size_t)glu->buf[1]];
@@ -96,7 +80,7 @@ static bool match_at(bw24_model *m, bw_list *l, size_t i, GdnArgs *a, int *steps
     int q = a->from[0], k = a->from[1], v = a->from[2], kd = a->d.kheads * a->d.dk;
     if (v != 2 * kd || q + k != kd || (q && k)) return false;
     for (int b : {c->buf[0], d->buf[1], d->buf[2], d->buf[3], d->buf[4], d->buf[5]})
-        if (!dead_after(l, delta.first + 1, b)) return false;
+        if (!cu_dead_after(l, delta.first + 1, b)) return false;
     a->y = s->buf[(size_t)d->buf[0]];
     *steps = 3;
     if (i + 3 < s->steps.size() && match_tail(m, l, d, s->steps[i + 3], a)) *steps = 4;

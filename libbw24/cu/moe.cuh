@@ -2,7 +2,8 @@
 #ifndef BW24_CU_MOE_CUH
 #define BW24_CU_MOE_CUH
 
-#include "device.cuh"
+#include "op_linear.cuh"
+#include "rows.cuh"
 
 namespace bw {
 
@@ -16,9 +17,25 @@ struct ExpertMatrix {
     int rows, cols, segs, blocks;
 };
 
-/* products of pairs (row, slot), each with the expert that the route gives it */
+/* NORM of rows, the router's LINEAR over float weights and perhaps one more over the same rows, ROUTE */
+struct RouterArgs {
+    const float *x, *w;   /* [rows][cols]; the norm's weights */
+    float *h;             /* the normed rows */
+    Acts o;               /* the same quantised */
+    int cols, l2, norm_op; /* norm_op: what a fault of the quantisation names */
+    float eps;
+    LinearPart part[2];   /* the router; the shared expert's gate, n = 0: none */
+    int type[2];          /* FloatType */
+    RowOp route;
+    int *count;           /* [rows] blocks that are done, 0 between launches */
+    int *fault;
+};
+
+/* products of pairs (row, slot), each with the expert that the route gives it; slot `top`, where there is one, is the shared expert's */
 struct ExpertArgs {
     ExpertMatrix m[2];    /* gate and up, or one */
+    ExpertMatrix shared[2];
+    int slots;            /* pairs a row: top, or one more */
     const float *route;   /* [rows][2 top]: weights, then ids */
     const int *order;     /* the pairs to be computed, by expert, or NULL: all as they come */
     int n_mats, top, per_pair; /* per_pair: x has a row a pair, else a row a row */
@@ -32,22 +49,43 @@ struct ExpertArgs {
 
 __device__ __forceinline__ const uint8_t *expert_at(const ExpertMatrix &m, int id) { return m.w + (size_t)(m.at ? __ldg(m.at + id) : (uint32_t)id) * m.stride; }
 
-/* y[row] = sum over the slots, ascending, of w_s * (down h_s) */
+/* y[row] = sum over the slots, ascending, of w_s * (down h_s); then + the shared expert's, which its gate scales where there is one; sum = res + y */
 struct DownArgs {
     ExpertMatrix m;
     const float *route;
     int top;
     Acts x;               /* [pairs] */
-    float *y;             /* [rows][m.rows] */
+    float *y;             /* [rows][m.rows]; NULL: not wanted */
+    ExpertMatrix shared;
+    int slots;            /* as above */
+    const float *gate;    /* [rows], before the sigmoid, or NULL */
+    const float *res;     /* [rows][m.rows] or NULL */
+    float *sum;           /* may be res */
 };
 
-/* kernels of one unit type; one file experts_*.cu each. pairs, rows: how many */
+/* Many rows: products of the pairs of an expert in tiles. x has a row a row of the step, which pair order[i] names (gather), or row i for pair order[i]. */
+enum { EXPERT_TILE = 64 };
+struct ExpertTile { int expert, first, n; }; /* pairs order[first .. first + n) */
+struct ExpertGemmArgs {
+    ExpertMatrix m[2];
+    int n_mats, top, gather, gelu;
+    const int *order, *n_tiles;
+    const ExpertTile *tiles;
+    Acts x;
+    Acts yo;              /* gate and up: act(gate) * up, quantised */
+    float *y;             /* one matrix: the product */
+    int *fault, op;
+};
+
+/* kernels of one unit type; one file experts_*.cu each. pairs, rows: how many; tiles: at most */
 struct Queue;
 struct LinearKernels;
 struct ExpertKernels {
     const LinearKernels *linear; /* the unit's */
     void (*product)(Queue &q, const ExpertArgs &a, int pairs);
     void (*down)(Queue &q, const DownArgs &a, int rows);
+    bool (*gemm_fits)(const Queue &q);
+    void (*gemm)(Queue &q, const ExpertGemmArgs &a, int tiles);
 };
 extern const ExpertKernels experts_q4_0, experts_q4_k, experts_nvfp4, experts_q8_0, experts_q6_k, experts_iq4_xs, experts_int8, experts_int8h;
 

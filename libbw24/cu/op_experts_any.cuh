@@ -58,26 +58,36 @@ static __global__ void __launch_bounds__(256) k_experts_glu(float *h, const floa
     if (o.q) quant_group(o, pair, g, lane, v, fault, op);
 }
 
-/* The pairs, those of expert 0 first, for locality alone: a pair's result does not depend on its place. One block. */
-static __global__ void __launch_bounds__(1024) k_experts_order(const float *route, int pairs, int top, int *order) {
+/* sum over the threads before this one, of a block of 1024; sums: 32 words of shared memory */
+__device__ __forceinline__ int sum_before(int v, int *sums) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int at = v;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        int other = __shfl_up_sync(~0u, at, o);
+        if (lane >= o) at += other;
+    }
+    __syncthreads();
+    if (lane == 31) sums[warp] = at;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) at += sums[w];
+    return at - v;
+}
+
+/* The pairs, those of expert 0 first, and tiles over those of one expert: a pair's result does not depend on its place. One block. */
+static __global__ void __launch_bounds__(1024) k_experts_order(const float *route, int pairs, int top, int *order, ExpertTile *tiles, int *n_tiles) {
     __shared__ int next[MOST_EXPERTS], sums[32];
-    const int t = threadIdx.x, lane = t & 31;
+    const int t = threadIdx.x;
     pdl_trigger();
     next[t] = 0;
     pdl_wait();
     __syncthreads();
     for (int p = t; p < pairs; p += 1024) atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1);
     __syncthreads();
-    int count = next[t], at = count;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-        int other = __shfl_up_sync(~0u, at, o);
-        if (lane >= o) at += other;
-    }
-    if (lane == 31) sums[t >> 5] = at;
-    __syncthreads();
-    for (int w = 0; w < t >> 5; w++) at += sums[w];
-    next[t] = at - count;
+    const int count = next[t], mine = (count + EXPERT_TILE - 1) / EXPERT_TILE, at = sum_before(count, sums), tile = sum_before(mine, sums);
+    for (int i = 0; i < mine; i++) tiles[tile + i] = {t, at + i * EXPERT_TILE, min((int)EXPERT_TILE, count - i * EXPERT_TILE)};
+    if (t == 1023) *n_tiles = tile + mine;
+    next[t] = at;
     __syncthreads();
     for (int p = t; p < pairs; p += 1024) order[atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1)] = p;
 }

@@ -10,13 +10,15 @@ namespace bw {
 
 constexpr int GEMM_TILE = 128, GEMM_B_PITCH = 160; /* 128 bytes of codes a row; 160 keeps 8-byte reads of 4 rows in separate banks */
 
-template <class U, int STAGES> struct GemmShared {
+/* ROWS: of activations; a warp has half of them */
+template <class U, int STAGES_, int ROWS_ = GEMM_TILE> struct GemmShared {
+    static constexpr int STAGES = STAGES_, ROWS = ROWS_, COLUMNS = ROWS / 16; /* mma's of 8 rows of activations a warp */
     uint8_t a[STAGES][8 * U::HALF];
-    uint8_t b[STAGES][GEMM_TILE * GEMM_B_PITCH];
-    float delta[STAGES][4][GEMM_TILE];
+    uint8_t b[STAGES][ROWS * GEMM_B_PITCH];
+    float delta[STAGES][4][ROWS];
     static constexpr bool SUMS = U::FORM == FORM_S1M || U::FORM == FORM_S2M, LOWS = U::FORM == FORM_S2M;
-    float sum[SUMS ? STAGES : 1][SUMS ? 4 : 1][GEMM_TILE];
-    float low[LOWS ? STAGES : 1][LOWS ? 4 : 1][GEMM_TILE];
+    float sum[SUMS ? STAGES : 1][SUMS ? 4 : 1][ROWS];
+    float low[LOWS ? STAGES : 1][LOWS ? 4 : 1][ROWS];
     uint8_t raw[3][8 * U::SCALE];
     float2 scale[2][4][GEMM_TILE];
     float2 mins[LOWS ? 2 : 1][LOWS ? 4 : 1][GEMM_TILE];
@@ -81,28 +83,28 @@ template <class U, int STAGES> struct GemmLoad {
         }
         cp_commit();
     }
-    /* scales of stage k as floats, two groups a thread */
-    __device__ __forceinline__ void decode(int k) {
-        if (k >= 2 * a.segs) return;
-        int row = threadIdx.x & 127, w = threadIdx.x >> 7;
-        const uint8_t *raw = sh.raw[(k >> 1) % 3] + (row >> 4) * U::SCALE;
-        float x[2], y[2], m0[2], m1[2];
-        const typename U::Pair s = U::fetch(raw, row & 15, 2 * (k & 1) + w);
-        U::pair(s, 2 * (k & 1) + w, x, y);
-        unit_mins<U>(s, m0, m1);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            sh.scale[k & 1][2 * w + e][row] = make_float2(x[e], y[e]);
-            if (Sh::LOWS) sh.mins[k & 1][2 * w + e][row] = make_float2(m0[e], m1[e]);
-        }
-    }
 };
 
-template <class U, int STAGES> __device__ __forceinline__ void gemm_stage(const GemmShared<U, STAGES> &sh, int k, float (&p)[2][8][4]) {
+/* scales of stage k as floats, two groups a thread */
+template <class U, class Sh> __device__ __forceinline__ void gemm_decode(Sh &sh, int k, int segs) {
+    if (k >= 2 * segs) return;
+    int row = threadIdx.x & 127, w = threadIdx.x >> 7;
+    const uint8_t *raw = sh.raw[(k >> 1) % 3] + (row >> 4) * U::SCALE;
+    float x[2], y[2], m0[2], m1[2];
+    const typename U::Pair s = U::fetch(raw, row & 15, 2 * (k & 1) + w);
+    U::pair(s, 2 * (k & 1) + w, x, y);
+    unit_mins<U>(s, m0, m1);
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        sh.scale[k & 1][2 * w + e][row] = make_float2(x[e], y[e]);
+        if (Sh::LOWS) sh.mins[k & 1][2 * w + e][row] = make_float2(m0[e], m1[e]);
+    }
+}
+
+template <class U, class Sh> __device__ __forceinline__ void gemm_stage(const Sh &sh, int k, float (&p)[2][Sh::COLUMNS][4]) {
     constexpr Form F = U::FORM;
-    typedef GemmShared<U, STAGES> Sh;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3, slot = k % STAGES;
-    const uint8_t *bp = sh.b[slot] + (wn * 64 + gid) * GEMM_B_PITCH + tig * 8;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3, slot = k % Sh::STAGES;
+    const uint8_t *bp = sh.b[slot] + (wn * (Sh::ROWS / 2) + gid) * GEMM_B_PITCH + tig * 8;
 #pragma unroll
     for (int pk = 0; pk < U::PACKS; pk++) {
         typename U::Pack w[2][2];
@@ -125,8 +127,8 @@ template <class U, int STAGES> __device__ __forceinline__ void gemm_stage(const 
                     m0[m][r] = s[m][r].x * -MAGIC_F;
                 }
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
-                const int col = wn * 64 + n * 8 + 2 * tig;
+            for (int n = 0; n < Sh::COLUMNS; n++) {
+                const int col = wn * (Sh::ROWS / 2) + n * 8 + 2 * tig;
                 uint2 b = *(const uint2 *)(bp + n * 8 * GEMM_B_PITCH + c * 32);
                 float2 d = *(const float2 *)&sh.delta[slot][c][col], sum = make_float2(0.0f, 0.0f), low = sum;
                 if (Sh::SUMS) sum = *(const float2 *)&sh.sum[slot][c][col];
@@ -178,13 +180,13 @@ template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(Linea
     for (int k = 0; k < STAGES - 1; k++) ld.stage(k);
     cp_wait<STAGES - 2>();
     __syncthreads();
-    ld.decode(0);
+    gemm_decode<U>(sh, 0, a.segs);
     for (int k = 0; k < stages; k++) {
         cp_wait<STAGES - 2>();
         __syncthreads();
         ld.stage(k + STAGES - 1);
-        ld.decode(k + 1);
-        gemm_stage<U, STAGES>(sh, k, p);
+        gemm_decode<U>(sh, k + 1, a.segs);
+        gemm_stage<U>(sh, k, p);
         if (k & 1) {
 #pragma unroll
             for (int i = 0; i < 64; i++) { (&y[0][0][0])[i] = (&y[0][0][0])[i] + (&p[0][0][0])[i]; (&p[0][0][0])[i] = 0.0f; }

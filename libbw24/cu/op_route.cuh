@@ -26,6 +26,44 @@ __device__ __forceinline__ int route_best(const float *x, const unsigned char *s
     return best < 0 ? 0 : best;
 }
 
+/* the weights of the chosen, whose probabilities stand in out */
+__device__ __forceinline__ void route_weights(const RowOp &o, float *out, float sum, int lane) {
+    sum = sum < 0x1p-14f ? 0x1p-14f : sum;
+    for (int k = lane; k < o.n / 2; k += 32) {
+        float w = out[k];
+        out[k] = (o.i[2] ? w / sum : w) * o.f;
+    }
+}
+
+/* The same choice as route_select where nothing is left out before and a lane can hold its experts: lane, lane + 32, .... Scores are not -0, so that
+ * their order is that of integers; no bits of a finite score order as the least integer. */
+enum { ROUTE_HELD = 8 };
+__device__ __forceinline__ void route_select_held(const RowOp &o, const RouteShared &s, float *out, int lane) {
+    const int experts = o.na, top = o.n / 2, none = (int)0x80000000;
+    int key[ROUTE_HELD];
+#pragma unroll
+    for (int j = 0; j < ROUTE_HELD; j++) {
+        int bits = j * 32 + lane < experts ? __float_as_int(s.c[j * 32 + lane]) : 0;
+        key[j] = j * 32 + lane < experts ? bits ^ ((bits >> 31) & 0x7fffffff) : none;
+    }
+    float sum = 0.0f;
+    for (int k = 0; k < top; k++) {
+        int best = none, at = 0;
+#pragma unroll
+        for (int j = 0; j < ROUTE_HELD; j++)
+            if (key[j] > best) { best = key[j]; at = j * 32 + lane; }
+        const int most = __reduce_max_sync(~0u, best), e = __reduce_min_sync(~0u, best == most ? at : 0x7fffffff);
+#pragma unroll
+        for (int j = 0; j < ROUTE_HELD; j++)
+            if (e == j * 32 + lane) key[j] = none;
+        const float weight = s.p[e];
+        sum = sum + weight;
+        if (!lane) { out[k] = weight; out[top + k] = (float)e; }
+    }
+    __syncwarp();
+    route_weights(o, out, sum, lane);
+}
+
 /* the chosen, by one warp: out [top] weights, [top] ids */
 __device__ __forceinline__ void route_select(const RowOp &o, RouteShared &s, float *out, int lane) {
     const int experts = o.na, top = o.n / 2, groups = o.i[0], size = experts / groups;
@@ -47,11 +85,7 @@ __device__ __forceinline__ void route_select(const RowOp &o, RouteShared &s, flo
         if (!lane) { s.skip[e] = 1; out[k] = weight; out[top + k] = (float)e; }
         __syncwarp();
     }
-    sum = sum < 0x1p-14f ? 0x1p-14f : sum;
-    for (int k = lane; k < top; k += 32) {
-        float w = out[k];
-        out[k] = (o.i[2] ? w / sum : w) * o.f;
-    }
+    route_weights(o, out, sum, lane);
 }
 
 /* l: [na] logits; i: groups, keep, norm, sigmoid; w: bias or NULL */
@@ -94,7 +128,9 @@ __device__ __forceinline__ void row_route(const RowOp &o, const float *l, float 
         }
         __syncthreads();
     }
-    if (t < 32) route_select(o, s, out, lane);
+    if (t >= 32) return;
+    if (o.i[0] == 1 && n <= 32 * ROUTE_HELD) route_select_held(o, s, out, lane);
+    else route_select(o, s, out, lane);
 }
 
 } // namespace bw

@@ -53,11 +53,11 @@ static uint64_t moe(const bw24_model *m) {
             int part;
             const bw_tensor *scale, *gate = bw_expert_part(op, BW_EXP_GATE, 0, &part, &scale), *up = bw_expert_part(op, BW_EXP_UP, 0, &part, &scale),
                             *down = bw_expert_part(op, BW_EXP_DOWN, 0, &part, &scale);
-            uint64_t pairs = ((uint64_t)m->max_rows * (uint64_t)(l->bufs[op->buf[2]].width / 2) + 127) / 128 * 128, ff = (uint64_t)down->ne[0];
+            uint64_t pairs = ((uint64_t)m->max_rows * (uint64_t)(l->bufs[op->buf[2]].width / 2) + EXPERT_ROWS + 127) / 128 * 128, ff = (uint64_t)down->ne[0];
             bool apart = gate->type != up->type, floats = down->type->form == BW_FLOAT;
             uint64_t need = (apart ? 2 : floats ? 1 : 0) * pairs * ff * 4;
             h = need > h ? need : h;
-            need = floats || m->max_rows > EXPERT_ROWS ? pairs * (uint64_t)bw_part_rows(down) * 4 + pairs * 4 : 0;
+            need = floats || m->max_rows > EXPERT_ROWS ? pairs * (uint64_t)bw_part_rows(down) * 4 + pairs * 4 + (pairs / EXPERT_TILE + 1024) * sizeof(ExpertTile) : 0;
             d = need > d ? need : d;
             need = floats ? 0 : acts_bytes(pairs, ff);
             mid = need > mid ? need : mid;

@@ -160,6 +160,7 @@ template <class T> T __reduce_max_sync(unsigned m, T v) {
         if (m >> i & 1) v = std::max(v, emu::of_word<T>(s[i][0]));
     return v;
 }
+template <class T> T __reduce_min_sync(unsigned m, T v) { return -__reduce_max_sync(m, (T)-v); }
 template <class T> T __reduce_add_sync(unsigned m, T v) {
     uint32_t w = emu::word(v), (*s)[emu::WORDS] = emu::exchange(m, &w, 1);
     T sum = 0;
@@ -179,23 +180,36 @@ inline float __uint_as_float(uint32_t w) { return emu::of_word<float>(w); }
 inline float __int_as_float(int w) { return emu::of_word<float>((uint32_t)w); }
 template <class T> T __ldcg(const T *p) { return *p; }
 template <class T> T __ldg(const T *p) { return *p; }
+inline uint32_t __funnelshift_l(uint32_t lo, uint32_t hi, int n) { return n ? hi << n | lo >> (32 - n) : hi; }
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t sel) { return emu::prmt(a, b, sel); }
 inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += (int8_t)(a >> i) * (int8_t)(b >> i);
     return c;
 }
+inline int __syncthreads_or(int p) {
+    static int any;
+    __syncthreads();
+    any = 0;
+    __syncthreads();
+    any |= p;
+    __syncthreads();
+    return any;
+}
+inline void __threadfence() {}
 inline int atomicMin(int *p, int v) { int old = *p; *p = std::min(old, v); return old; }
+inline int atomicAdd(int *p, int v) { int old = *p; *p += v; return old; }
 
 namespace emu {
 
-/* m16n8k32: c [16][8] += a [16][32] b [32][8] in int8; the places of the operands in the lanes are the instruction's */
-inline void mma_s8(int *c, const uint32_t *a, const uint32_t *b) {
+/* m16n8k32: c [16][8] += a [16][32] b [32][8] in int8, a perhaps of unsigned bytes; the places of the operands in the lanes are the instruction's */
+inline void mma_s8(int *c, const uint32_t *a, const uint32_t *b, bool positive = false) {
     uint32_t w[6] = {a[0], a[1], a[2], a[3], b[0], b[1]}, (*s)[WORDS] = exchange(~0u, w, 6);
     for (int i = 0; i < 4; i++) {
         const int row = (lane() >> 2) + 8 * (i >> 1), col = 2 * (lane() & 3) + (i & 1);
         for (int k = 0; k < 32; k++) {
             const int half = k >> 4, t = (k & 15) >> 2, byte = 8 * (k & 3);
-            c[i] += (int8_t)(s[(row & 7) * 4 + t][half * 2 + (row >> 3)] >> byte) * (int8_t)(s[col * 4 + t][4 + half] >> byte);
+            const int x = s[(row & 7) * 4 + t][half * 2 + (row >> 3)] >> byte & 255;
+            c[i] += (positive ? x : (int8_t)x) * (int8_t)(s[col * 4 + t][4 + half] >> byte);
         }
     }
 }

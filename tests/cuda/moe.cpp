@@ -1,0 +1,260 @@
+/* The mixture's kernels in emulation: products of pairs and the GEMM over the same units against plain loops, the router against its plain text, bit for
+ * bit. usage: moe CASE. The sources are made by test_cuda_emulated_moe.py from libbw24/cu. */
+#include "emulate.h"
+#include "op_experts.cuh"
+#include "op_experts_any.cuh"
+#include "op_experts_gemm.cuh"
+#include "op_router.cuh"
+
+using namespace bw;
+
+static uint64_t state = 7;
+static uint32_t random32() { state = state * 6364136223846793005ull + 1442695040888963407ull; return (uint32_t)(state >> 32); }
+static float unit() { return (float)(int)(random32() >> 8) * 0x1p-23f - 1.0f; }
+static int bad;
+static void report(const char *name, bool equal) { printf("%s %s\n", equal ? "PASS" : "FAIL", name); bad |= !equal; }
+static bool same(const std::vector<float> &a, const std::vector<float> &b) { return a.size() == b.size() && !memcmp(a.data(), b.data(), a.size() * 4); }
+
+/* the scales of 16 rows, tame */
+template <class U> void fill_scales(uint8_t *s) {
+    for (int i = 0; i < U::SCALE; i++) s[i] = (uint8_t)random32();
+    for (int r = 0; r < 16; r++) {
+        if constexpr (std::is_same_v<U, U_Q4_K>) for (int k = 0; k < 2; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 8 + 2 * k, &h, 2); }
+        else if constexpr (std::is_same_v<U, U_NVFP4>) for (int k = 0; k < 16; k++) s[r * 16 + k] &= 0x3f;
+        else if constexpr (std::is_same_v<U, U_Q8_0>) for (int k = 0; k < 8; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 16 + 2 * k, &h, 2); }
+        else for (int k = 0; k < 4; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 16 + 4 * k, &h, 2); s[r * 16 + 4 * k + 2] &= 63; s[r * 16 + 4 * k + 3] &= 63; }
+    }
+}
+
+/* matrices of `parts` experts, zero past their columns */
+template <class U> struct Matrices {
+    std::vector<uint8_t> mem;
+    std::vector<float> scales;
+    ExpertMatrix m;
+    Matrices(int parts, int rows, int cols) {
+        const int segs = (cols + 255) / 256, blocks = (rows + 31) / 32;
+        const size_t stride = (size_t)2 * blocks * segs * U::UNIT;
+        mem.assign(parts * stride, 0);
+        for (int i = 0; i < parts; i++) scales.push_back(0.5f + 0.25f * i);
+        for (size_t u = 0; u < mem.size() / U::UNIT; u++) {
+            uint8_t *p = mem.data() + u * U::UNIT;
+            const int groups = min(8, cols / 32 - (int)(u % segs) * 8);
+            for (int i = 0; i < 2 * U::HALF; i++) p[i] = (uint8_t)(U::UNSIGNED || U::PACKS == 1 ? random32() : random32() % 255 - 127);
+            if (groups < 8)
+                for (int i = 0; i < 2 * U::HALF; i++) p[i] = 0;
+            fill_scales<U>(p + 2 * U::HALF);
+        }
+        m = {mem.data(), stride, NULL, parts > 1 ? scales.data() : NULL, 0.75f, rows, cols, segs, blocks};
+    }
+};
+
+struct Rows {
+    std::vector<int8_t> q;
+    std::vector<float> f[3];
+    Acts a;
+    Rows(int rows, int cols) {
+        const int ld = (rows + 127) / 128 * 128;
+        q.assign((size_t)ld * cols, 0);
+        for (auto &x : f) x.assign((size_t)ld * cols / 32, 0.0f);
+        a = {q.data(), f[0].data(), f[1].data(), f[2].data(), ld, cols};
+    }
+    void fill(int rows) {
+        int *fault = new int(NO_FAULT);
+        Acts o = a;
+        std::vector<float> x((size_t)rows * a.cols);
+        for (float &v : x) v = unit() * 2;
+        emu::launch([=, &x] { for (int g = 0; g < o.cols / 32; g++) quant_group(o, blockIdx.x, g, threadIdx.x, x[(size_t)blockIdx.x * o.cols + g * 32 + threadIdx.x], fault, 0); }, dim3(rows), 32);
+        delete fault;
+    }
+};
+
+/* one output of one row by plain loops */
+template <class U> float plain(const ExpertMatrix &m, int id, int n, const Acts &x, int row) {
+    float y = 0.0f;
+    for (int seg = 0; seg < m.segs; seg++) {
+        const uint8_t *u = m.w + (size_t)id * m.stride + ((size_t)(n / 16) * m.segs + seg) * U::UNIT;
+        const int r16 = n % 16;
+        float p = 0.0f;
+        for (int g = 0; g < 8 && seg * 8 + g < m.cols / 32; g++) {
+            int lo = 0, hi = 0;
+            const int8_t *q = x.q + (size_t)row * x.cols + (seg * 8 + g) * 32;
+            for (int tig = 0; tig < 4; tig++) {
+                typename U::Pack pk = U::template load_pack<true>(u + (g >> 2) * U::HALF, (g & 3) / U::GP, r16 >> 3, (r16 & 7) * 4 + tig);
+                uint32_t l, h;
+                U::unpack(pk, (g & 3) % U::GP, l, h);
+                for (int b = 0; b < 4; b++) {
+                    int cl = U::UNSIGNED ? (int)(l >> 8 * b & 255) : (int8_t)(l >> 8 * b), ch = U::UNSIGNED ? (int)(h >> 8 * b & 255) : (int8_t)(h >> 8 * b);
+                    lo += cl * q[tig * 8 + b]; /* stored words: 0 4 1 5 .. */
+                    hi += ch * q[tig * 8 + 4 + b];
+                }
+            }
+            float a[2], b[2], m0[2], m1[2];
+            const typename U::Pair s = U::fetch(u + 2 * U::HALF, r16, g >> 1);
+            U::pair(s, g >> 1, a, b);
+            unit_mins<U>(s, m0, m1);
+            const int e = g & 1;
+            const size_t at = (size_t)(seg * 8 + g) * x.ld + row;
+            float t = a[e] * (float)(U::FORM == FORM_S2 ? lo : lo + hi);
+            if (U::FORM == FORM_S1M) t = fmaf(b[e], x.sum[at], t);
+            if (U::FORM == FORM_S2) t = fmaf(b[e], (float)hi, t);
+            p = fmaf(x.delta[at], t, p);
+        }
+        y = y + p;
+    }
+    return y * (m.scales ? m.scales[id] : m.scale);
+}
+
+template <class U> struct Mixture {
+    int rows, width, ff, experts, top, fault = NO_FAULT;
+    Matrices<U> gate, up, down, sgate, sup, sdown;
+    Rows x, want, got, spread;
+    std::vector<float> route, shgate, res;
+    Mixture(int rows, int width, int ff, int experts, int top, bool uneven)
+        : rows(rows), width(width), ff(ff), experts(experts), top(top), gate(experts, ff, width), up(experts, ff, width), down(experts, width, ff), sgate(1, ff, width),
+          sup(1, ff, width), sdown(1, width, ff), x(rows, width), want(rows * (top + 1), ff), got(rows * (top + 1), ff), spread(rows * (top + 1), ff) {
+        x.fill(rows);
+        for (int r = 0; r < rows; r++) {
+            for (int k = 0; k < top; k++) route.push_back(0.5f + 0.3f * unit());
+            int first = uneven && random32() % 3 ? 1 : (int)(random32() % (uint32_t)(experts - top + 1));
+            for (int k = 0; k < top; k++) route.push_back((float)(first + k));
+            shgate.push_back(unit());
+            for (int i = 0; i < width; i++) res.push_back(unit());
+        }
+    }
+    int id(int row, int k) { return (int)route[(size_t)row * 2 * top + top + k]; }
+    void gates(Rows &to, bool shared) {
+        const int slots = top + shared;
+        std::vector<float> v((size_t)rows * slots * ff);
+        for (int r = 0; r < rows; r++)
+            for (int k = 0; k < slots; k++)
+                for (int n = 0; n < ff; n++) {
+                    bool own = k < top;
+                    float g = plain<U>(own ? gate.m : sgate.m, own ? id(r, k) : 0, n, x.a, r), u = plain<U>(own ? up.m : sup.m, own ? id(r, k) : 0, n, x.a, r);
+                    v[((size_t)r * slots + k) * ff + n] = bw_silu(g) * u;
+                }
+        Acts o = to.a;
+        int *f = &fault;
+        emu::launch([=, &v] { for (int g = 0; g < o.cols / 32; g++) quant_group(o, blockIdx.x, g, threadIdx.x, v[(size_t)blockIdx.x * o.cols + g * 32 + threadIdx.x], f, 0); }, dim3(rows * slots), 32);
+    }
+    bool equal(const Rows &p, const Rows &q, int n) {
+        for (int i = 0; i < n; i++) {
+            if (memcmp(p.q.data() + (size_t)i * ff, q.q.data() + (size_t)i * ff, ff)) return false;
+            for (int k = 0; k < 3; k++)
+                for (int g = 0; g < ff / 32; g++)
+                    if (memcmp(&p.f[k][(size_t)g * p.a.ld + i], &q.f[k][(size_t)g * q.a.ld + i], 4)) return false;
+        }
+        return true;
+    }
+    void few(const char *name) {
+        const int slots = top + 1, segs = gate.m.segs, sums = 2 * segs, tasks = sums * 2 / units_at_once<U>();
+        gates(want, true);
+        ExpertArgs a = {};
+        a.m[0] = gate.m; a.m[1] = up.m; a.shared[0] = sgate.m; a.shared[1] = sup.m;
+        a.slots = slots; a.route = route.data(); a.n_mats = 2; a.top = top; a.x = x.a; a.yo = got.a; a.fault = &fault;
+        emu::launch([&] { k_experts<U>(a); }, dim3((ff + 31) / 32, rows * slots), 32 * min(tasks, 16));
+        report(name, equal(want, got, rows * slots) && fault == NO_FAULT);
+        std::vector<float> y((size_t)rows * width, NAN), sum(res), ry(y), rsum(res);
+        for (int r = 0; r < rows; r++)
+            for (int n = 0; n < width; n++) {
+                float v = 0.0f;
+                for (int k = 0; k < top; k++) v = fmaf(route[(size_t)r * 2 * top + k], plain<U>(down.m, id(r, k), n, got.a, r * slots + k), v);
+                v = v + plain<U>(sdown.m, 0, n, got.a, r * slots + top) * bw_sigmoid(shgate[r]);
+                ry[(size_t)r * width + n] = v;
+                rsum[(size_t)r * width + n] = res[(size_t)r * width + n] + v;
+            }
+        DownArgs d = {down.m, route.data(), top, got.a, y.data(), sdown.m, slots, shgate.data(), sum.data(), sum.data()};
+        const int t = slots * down.m.segs, rounds = (t + DOWN_WARPS - 1) / DOWN_WARPS;
+        emu::launch([&] { k_experts_down<U>(d); }, dim3((width + 15) / 16, rows), 32 * ((t + rounds - 1) / rounds));
+        report("down, shared expert and residual", same(y, ry) && same(sum, rsum));
+    }
+    void many(const char *name) {
+        const int pairs = rows * top;
+        std::vector<int> order(pairs, -1);
+        std::vector<ExpertTile> tiles(pairs / EXPERT_TILE + MOST_EXPERTS);
+        int n_tiles = 0;
+        emu::launch([&] { k_experts_order(route.data(), pairs, top, order.data(), tiles.data(), &n_tiles); }, dim3(1), 1024);
+        gates(want, false);
+        ExpertGemmArgs a = {{gate.m, up.m}, 2, top, 1, 0, order.data(), &n_tiles, tiles.data(), x.a, got.a, NULL, &fault, 0};
+        const int most = pairs / EXPERT_TILE + min(experts, pairs);
+        emu::launch([&] { k_experts_gemm<U>(a); }, dim3(most, (ff + 63) / 64), 256);
+        for (int i = 0; i < pairs; i++) /* back to the places of the pairs */
+            for (int g = 0; g < ff / 32; g++) {
+                memcpy(&spread.q[(size_t)order[i] * ff], &got.q[(size_t)i * ff], ff);
+                for (int k = 0; k < 3; k++) spread.f[k][(size_t)g * spread.a.ld + order[i]] = got.f[k][(size_t)g * got.a.ld + i];
+            }
+        report(name, equal(want, spread, pairs) && fault == NO_FAULT && n_tiles <= most);
+        std::vector<float> y((size_t)pairs * width, NAN), ry(y);
+        for (int i = 0; i < pairs; i++)
+            for (int n = 0; n < width; n++) ry[(size_t)i * width + n] = plain<U>(down.m, id(i / top, i % top), n, want.a, i);
+        a.m[0] = down.m; a.n_mats = 1; a.gather = 0; a.x = got.a; a.y = y.data();
+        emu::launch([&] { k_experts_gemm<U>(a); }, dim3(most, (width + 127) / 128), 256);
+        report("down by the GEMM", same(y, ry));
+    }
+};
+
+/* router of `experts` outputs over rows of `cols`, with another output beside it */
+static void router(int rows, int cols, int experts, int top, int groups, int keep, bool sigmoid) {
+    std::vector<float> x((size_t)rows * cols), w(cols), wr((size_t)experts * cols), wg(cols), h(x.size(), NAN), logits((size_t)rows * experts), gate(rows), route((size_t)rows * 2 * top),
+        bias(experts);
+    Rows o(rows, cols), ro(rows, cols);
+    std::vector<int> count(rows, 0);
+    int fault = NO_FAULT;
+    for (auto *v : {&x, &w, &wr, &wg, &bias}) for (float &f : *v) f = unit();
+    for (int i = 1; i < experts; i += 5) memcpy(&wr[(size_t)i * cols], &wr[0], cols * 4), bias[i] = bias[0]; /* ties */
+    RouterArgs a = {};
+    a.x = x.data(); a.w = w.data(); a.h = h.data(); a.o = o.a; a.cols = cols; a.eps = 1e-6f;
+    a.part[0] = {(const uint8_t *)wr.data(), NULL, NULL, logits.data(), 1.0f, experts, 0};
+    a.part[1] = {(const uint8_t *)wg.data(), NULL, NULL, gate.data(), 1.0f, 1, 0};
+    a.count = count.data(); a.fault = &fault;
+    a.route.y = route.data(); a.route.n = 2 * top; a.route.na = experts; a.route.f = 2.5f; a.route.w = sigmoid ? bias.data() : NULL;
+    a.route.i[0] = groups; a.route.i[1] = keep; a.route.i[2] = 1; a.route.i[3] = sigmoid;
+    emu::launch([&] { k_router(a); }, dim3((experts + 1) / 2 + 1, rows), ROUTER_THREADS);
+    bool ok = fault == NO_FAULT;
+    for (int r = 0; r < rows; r++) {
+        std::vector<float> hr(cols), l(experts + 1), p(experts), c(experts), out(2 * top);
+        float *dst = hr.data();
+        std::vector<float> part(64);
+        emu::launch([&] { norm_row({x.data() + (size_t)r * cols, w.data(), cols, 0, 1e-6f}, 8, part.data(), [&](int, int col, const float (&v)[8], int n) {
+            for (int j = 0; j < n; j++) dst[col + j] = v[j]; }); }, dim3(1), 256);
+        for (int e = 0; e <= experts; e++) {
+            const float *we = e < experts ? &wr[(size_t)e * cols] : wg.data();
+            for (int s = 0; s < cols; s += 256) { float v = 0; for (int i = s; i < min(cols, s + 256); i++) v = fmaf(we[i], hr[i], v); l[e] = l[e] + v; }
+        }
+        float top_l = l[0], total[32] = {0};
+        for (int e = 0; e < experts; e++) top_l = max(top_l, l[e]);
+        for (int e = 0; e < experts; e++) { p[e] = sigmoid ? bw_sigmoid(l[e]) : bw_exp(l[e] - top_l); total[e % 32] = total[e % 32] + p[e]; }
+        for (int s = 16; s; s >>= 1) for (int i = 0; i < s; i++) total[i] = total[i] + total[i + s];
+        for (int e = 0; e < experts; e++) { if (!sigmoid) p[e] = p[e] / total[0]; c[e] = sigmoid ? p[e] + bias[e] : p[e]; }
+        bw_route spec = {experts, top, groups, keep, 1, sigmoid ? BW_ROUTE_SIGMOID : BW_ROUTE_SOFTMAX, 2.5f};
+        bw_route_select(&spec, p.data(), c.data(), out.data());
+        ok &= !memcmp(&h[(size_t)r * cols], hr.data(), cols * 4) && !memcmp(&logits[(size_t)r * experts], l.data(), experts * 4) && gate[r] == l[experts] && !count[r];
+        ok &= !memcmp(&route[(size_t)r * 2 * top], out.data(), 8 * top);
+        emu::launch([&] { for (int g = 0; g < cols / 32; g++) quant_group(ro.a, r, g, threadIdx.x, hr[g * 32 + threadIdx.x], &fault, 0); }, dim3(1), 32);
+    }
+    ok &= o.q == ro.q && o.f[0] == ro.f[0] && o.f[1] == ro.f[1] && o.f[2] == ro.f[2];
+    char name[96];
+    snprintf(name, sizeof name, "router %d x %d of %d, %d groups, %s", top, experts, cols, groups, sigmoid ? "sigmoid" : "softmax");
+    report(name, ok);
+}
+
+template <class U> void units(const char *name) {
+    Mixture<U>(2, 512, 96, 7, 3, false).few(name);
+    Mixture<U>(70, 256, 96, 5, 2, true).many(name);
+    Mixture<U>(40, 320, 160, 4, 2, true).many(name);
+}
+
+int main(int, char **argv) {
+    switch (atoi(argv[1])) {
+    case 0: units<U_IQ4_XS>("IQ4_XS"); break;
+    case 1: units<U_Q4_K>("Q4_K"); break;
+    case 2: units<U_NVFP4>("NVFP4"); break;
+    case 3: units<U_Q8_0>("Q8_0"); break;
+    default:
+        router(2, 512, 40, 6, 1, 1, false);
+        router(1, 2048, 256, 8, 1, 1, false);
+        router(2, 416, 33, 4, 1, 1, true);
+        router(1, 512, 64, 6, 8, 3, true);
+        router(1, 512, 300, 5, 1, 1, true);
+    }
+    return bad;
+}

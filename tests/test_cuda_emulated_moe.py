@@ -1,0 +1,59 @@
+"""The mixture's CUDA kernels without a card, as test_cuda_emulated.py has ATTEND's: products of pairs, the GEMM over an expert's pairs, the sums
+after them and the router give the bits of plain loops."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from test_cuda_emulated import CU, END, ROOT, compiler_words, emulated
+
+SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm", "op_router")
+PRODUCTS = """template <bool UNSIGNED = false>
+inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+    emu::mma_s8(c, a, b, UNSIGNED);
+}
+inline void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
+    uint32_t a[4] = {a0, a1, 0, 0}, b[2] = {b0, 0};
+    emu::mma_s8(c, a, b);
+}
+"""
+
+
+def source(name: str) -> str:
+    """A source with its PTX replaced; of op_linear what EXPERTS uses."""
+    if name not in ("unit", "op_linear"):
+        text = emulated(name)
+        text = re.sub(r'asm volatile\((?:"[^"\n]*"|[^;"])*\);', ";", text)
+        text = re.sub(r"extern __shared__[^;]*?(\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emu::shared;", text)
+        return text.replace('"../route.h"', f'"{ROOT / "libbw24" / "route.h"}"')
+    text = (CU / f"{name}.cuh").read_text(encoding="utf-8")
+    if name == "unit":
+        text = re.sub(r'uint32_t v;\n    asm\("prmt.*?return v;', "return emu::prmt(a, b, sel);", text, flags=re.S)
+        return re.sub(r'uint(\d) v;\n    asm volatile\("ld\.global.*?return v;', r"return *(const uint\1 *)p;", text, flags=re.S)
+    values = text.index("/* the group value t from accumulators"), text.index("/* Activations of one segment for R row slots")
+    store = text.index("/* what a reducer does with the finished result"), text.index("__device__ __forceinline__ float linear_res")
+    return text[: text.index("/* ---- mbarriers and bulk copies")] + PRODUCTS + text[slice(*values)] + text[slice(*store)] + (
+        text[store[1] : text.index("\n", store[1]) + 1]) + END
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("emulated_moe")
+    words = compiler_words(folder)
+    for name in (*SOURCES, "unit", "op_linear"):
+        (folder / f"{name}.cuh").write_text(source(name), encoding="utf-8")
+    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "moe.cpp"), "-o", str(folder / "moe")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "moe"
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_mixtures_have_the_plain_loops_bits(program, case):
+    done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") >= 5
