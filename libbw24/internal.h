@@ -99,6 +99,7 @@ typedef struct bw_list {
     bool takes_hidden;          /* an op HIDDEN reads rows of the caller's */
     bool borrows;               /* its KV caches are the first list's: it appends nothing and attends to the keys before its rows' position */
     int32_t *ids;               /* token of each column of the logits, -1: none; owned; NULL: column i is token i */
+    unsigned ids_set;           /* how often they were set, for backends that keep a copy */
     int index;                  /* in model->lists */
     void *priv;                 /* the backend's */
     float **mem;                /* each buffer's [max_rows][width], owned; NULL before prepare; logits go to the caller's memory */
@@ -175,6 +176,27 @@ typedef struct bw_batch {
 
 /* one draw: the token, and the candidates that the filters left, as a number and a mass (temperature 0: 1 and 2^40) */
 typedef struct bw_drawn { int32_t token, kept; uint64_t mass; } bw_drawn;
+/* A round in one go: draft steps of one list, then the judging step of the first. Row i of a step belongs to request of[i] and stands after depth[i]
+ * drafts of it: its token is the last of them (depth 0: batch.token), and where `from` is set it takes the hidden row that the wanted row from[i] of
+ * the step before handed on. Wanted row w of draft step s gives draft s of its request. The host reads nothing before the last step has run. */
+typedef struct bw_round_step {
+    const bw24_row *rows;
+    int n;
+    const float *hidden;        /* [n][width] of the first step of a list with HIDDEN, else NULL */
+    const int32_t *of, *depth, *from;
+    bw_batch batch;             /* run.c */
+} bw_round_step;
+typedef struct bw_round {
+    int n, n_steps;             /* requests; steps, the judging one last */
+    bw_round_step steps[BW24_MAX_DRAFTS + 1];
+    const bw24_pick *picks;     /* [n], checked, with histories up to the newest token; NULL: the largest logit as it is */
+    const int64_t *pos;         /* [n]: where the newest token stands */
+    int32_t (*drafts)[BW24_MAX_DRAFTS]; /* results. [n]: -1 where a column stands for no token */
+    int32_t *tokens;            /* of the judged rows */
+    float *hidden;              /* [judged rows][width] */
+    double draft_share;         /* of the round's time until the judging step began */
+} bw_round;
+
 /* sample.c: arguments of a pick, and the draw of one row at a position */
 int bw_check_pick(const bw24_pick *p, int32_t n_vocab);
 int bw_draw_row(const float *logits, int32_t n_vocab, const bw24_pick *p, uint64_t position, bw_drawn *out);
@@ -211,6 +233,8 @@ typedef struct bw_backend {
     int (*draw)(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out);
     /* bw24_predict: weights, work, fixed, host and device; kv and state are set */
     int (*predict)(bw24_model *m, bw24_memory *out);
+    /* a round's steps one after the other, none waiting for the host; NULL: round.c drives each. Batches are made, pages and state reserved. */
+    int (*round)(bw24_model *m, bw_round *r);
     int (*probe)(bw24_ctx *c, bool all, bw24_rates *out); /* NULL: memory by the context's threads alone. all: not only memory */
     size_t (*page_slab)(const bw24_model *m, int klass); /* pages that are taken at once; NULL: one */
     uint64_t (*device_used)(const bw24_model *m);        /* bytes of a card's memory taken since the context was opened; NULL: no card */
@@ -292,6 +316,8 @@ void bw_fpenv_leave(bw_fpenv e);
  * tokens (by the list's ids) of the wanted rows, their hidden rows */
 typedef struct bw_outputs { float *logits; int32_t *tokens; float *hidden; const bw24_pick *picks; bw_drawn *drawn; } bw_outputs;
 int bw_run_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden, bw_outputs out);
+int bw_run_round(bw24_model *m, bw_round *r); /* all steps or none; rows of drafts have any token */
+int bw_round_by_steps(bw24_model *m, bw_round *r); /* round_once.c: bw_backend.round that waits after each step */
 /* sample.c: bw24_sample over logits [n] of the tokens ids[0 .. n) below vocab (-1: none); ids NULL: token i is column i */
 int bw_sample(const float *logits, int32_t n, const int32_t *ids, int32_t vocab, const bw24_sampler *p, const int32_t *history, int32_t n_history,
               uint64_t position, const uint32_t *mask, int32_t *token, float *logprob);

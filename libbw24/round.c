@@ -230,8 +230,12 @@ static int begin_request(bw24_round_request *r) {
     return 0;
 }
 
-static int draft(work *x) {
+static int begin(work *x) {
     for (int i = 0; i < x->n; i++) BW_TRY(begin_request(&x->r[i]));
+    return 0;
+}
+
+static int draft(work *x) {
     for (int i = 0; i < x->n;) {
         int rows = 0, live = 0;
         for (; i < x->n; i++) { /* as many requests as the step holds */
@@ -310,6 +314,23 @@ static int pick(work *x, int i, int j, int at, int32_t *token) {
                               token);
 }
 
+/* ---- drafts and verification in one go, where the backend has it: one wait for the host instead of two a step */
+static bool goes_at_once(const work *x) {
+    int owed = 0;
+    if (!x->m->ctx->backend->round || x->m->spill || x->own_ids || x->draft_logits) return false;
+    for (int i = 0; i < x->n; i++) owed += x->r[i].k ? x->r[i].drafter->n_owed : 0;
+    return owed <= x->most;
+}
+
+static int at_once(work *x, double *draft_share) {
+    for (int i = 0, at = 0; i < x->n; i++)
+        if (x->r[i].k) at += put_owed(x, i, at);
+    BW_TRY(bw_round_once(x->m, x->r, x->n, x->greedy, x->hidden_in, x->tokens, x->hidden, draft_share));
+    for (int i = 0, at = 0; i < x->n && x->drawn; at += x->r[i++].drafted + 1)
+        for (int j = 0; j <= x->r[i].drafted; j++) x->drawn[at + j] = (bw_drawn){.token = x->tokens[at + j]};
+    return 0;
+}
+
 /* a coin that falls on its side with probability p, a function of seed and position */
 static bool coin(const bw24_round_request *r, int j) {
     return (double)(bw_draw(r->sampler->seed, (uint64_t)(r->drafter->pos + 1 + j), ~0ull) >> 11) * 0x1p-53 < (double)r->synthetic;
@@ -377,10 +398,15 @@ int bw24_round(bw24_model *m, bw24_round_request *r, int32_t n, bw24_round_times
     double t[4] = {now()};
     BW_TRY(check_round(m, r, n, true, &rows));
     BW_TRY(open_round(&x, m, r, n, rows, true));
-    int rc = draft(&x);
+    int rc = begin(&x);
+    bool once = !rc && goes_at_once(&x);
+    double share = 0;
+    if (once) rc = at_once(&x, &share);
+    else if (!rc) rc = draft(&x);
     t[1] = now();
-    if (!rc) rc = verify(&x, NULL);
+    if (!rc && !once) rc = verify(&x, NULL);
     t[2] = now();
+    if (once) t[1] = t[0] + share * (t[2] - t[0]);
     if (!rc) rc = accept(&x);
     if (rc) return give_up(r, n, rc);
     rc = commit(r, n);
@@ -398,7 +424,8 @@ int bw24_round_draft(bw24_model *m, bw24_round_request *r, int32_t n) {
     int rows;
     BW_TRY(check_round(m, r, n, true, &rows));
     BW_TRY(open_round(&x, m, r, n, rows, false));
-    int rc = draft(&x);
+    int rc = begin(&x);
+    if (!rc) rc = draft(&x);
     return rc ? give_up(r, n, rc) : 0;
 }
 

@@ -7,7 +7,7 @@
 #include "fault.h"
 #include "internal.h"
 
-static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden, bool out) {
+static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, bool hidden, bool out) {
     if (!m || !rows || !m->prepared) return bw_fail(BW24_E_ARG, "bw24_step: NULL argument or a model that is not prepared");
     if (n < 1 || n > m->max_rows) return bw_fail(BW24_E_ARG, "bw24_step: %d rows, the model was made for 1..%d", n, m->max_rows);
     const bw_list *l = rows[0].seq ? rows[0].seq->list : NULL;
@@ -23,7 +23,7 @@ static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, const floa
             return bw_fail(BW24_E_ARG, "bw24_step: row %d: list %s reads the keys of another sequence, which has none", i, l->role);
         if (rows[i].want && !out) return bw_fail(BW24_E_ARG, "bw24_step: row %d wants logits, but there is no room for them", i);
     }
-    if (l->takes_hidden != (hidden != NULL))
+    if (l->takes_hidden != hidden)
         return bw_fail(BW24_E_ARG, "bw24_step: list %s %s hidden rows, the caller gave %s", l->role, l->takes_hidden ? "takes" : "takes no",
                        hidden ? "some" : "none");
     return 0;
@@ -66,18 +66,24 @@ static void group_rows(const bw24_row *rows, bw_batch *b) {
     }
 }
 
-/* the step's arrays in one block: tokens, and per row set (all, want) rows, positions, runs */
-static int make_batch(bw24_model *m, const bw24_row *rows, int n, bw_batch *b) {
+/* bytes of the arrays of a step of n rows, a multiple of 8 */
+static size_t batch_bytes(int n) {
     size_t each = (size_t)n * (sizeof(int64_t) + sizeof(bw_run) + sizeof(int32_t));
-    size_t need = 2 * each + (size_t)n * (sizeof(bw_seq_rows) + 2 * sizeof(int32_t));
-    if (need > m->step_mem_bytes) {
-        free(m->step_mem);
-        m->step_mem_bytes = 0;
-        m->step_mem = malloc(need);
-        if (!m->step_mem) return bw_fail(BW24_E_MEMORY, "out of memory for a step of %d rows", n);
-        m->step_mem_bytes = need;
-    }
-    int64_t *pos = m->step_mem;
+    return 2 * each + (size_t)n * (sizeof(bw_seq_rows) + 2 * sizeof(int32_t));
+}
+
+static void *step_memory(bw24_model *m, size_t need, int n) {
+    if (need <= m->step_mem_bytes) return m->step_mem;
+    free(m->step_mem);
+    m->step_mem = malloc(need);
+    m->step_mem_bytes = m->step_mem ? need : 0;
+    if (!m->step_mem) bw_fail(BW24_E_MEMORY, "out of memory for a step of %d rows", n);
+    return m->step_mem;
+}
+
+/* the step's arrays in one block of batch_bytes: tokens, and per row set (all, want) rows, positions, runs */
+static void make_batch(void *mem, const bw24_row *rows, int n, bw_batch *b) {
+    int64_t *pos = mem;
     bw_run *runs = (bw_run *)(pos + 2 * n);
     bw_seq_rows *seqs = (bw_seq_rows *)(runs + 2 * n);
     int32_t *row = (int32_t *)(seqs + n), *token = row + 2 * n;
@@ -100,7 +106,6 @@ static int make_batch(bw24_model *m, const bw24_row *rows, int n, bw_batch *b) {
     set_runs(&b->all, rows);
     set_runs(&b->want, rows);
     if (rows[0].seq->list->n_states) group_rows(rows, b);
-    return 0;
 }
 
 static int reserve(bw24_model *m, const bw_batch *b) {
@@ -173,10 +178,12 @@ static int forward(bw24_model *m, bw_list *l, const bw_batch *b, const bw_output
 }
 
 int bw_run_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden, bw_outputs out) {
-    BW_TRY(check_rows(m, rows, n, hidden, out.logits || out.tokens || out.hidden || out.drawn));
+    BW_TRY(check_rows(m, rows, n, hidden != NULL, out.logits || out.tokens || out.hidden || out.drawn));
     bw_batch b;
     bw_list *l = rows[0].seq->list;
-    BW_TRY(make_batch(m, rows, n, &b));
+    void *mem = step_memory(m, batch_bytes(n), n);
+    if (!mem) return BW24_E_MEMORY;
+    make_batch(mem, rows, n, &b);
     b.hidden = hidden;
     atomic_store(&m->ctx->cancel, 0);
     bw_fpenv e = bw_fpenv_enter();
@@ -196,6 +203,62 @@ int bw_run_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *hid
     return rc;
 }
 
+static void advance(const bw_round_step *t, int by) {
+    for (int i = 0; i < t->n; i++)
+        if (!t->rows[i].seq->source) t->rows[i].seq->pos += by;
+}
+
+/* batches of the steps, each from where the one before leaves its sequences. *begun: steps whose rows were made, *moved: those whose sequences moved */
+static int begin_round(bw24_model *m, bw_round *r, uint8_t *mem, int *begun, int *moved) {
+    for (int s = 0; s < r->n_steps; s++) {
+        bw_round_step *t = &r->steps[s];
+        BW_TRY(check_rows(m, t->rows, t->n, t->hidden || t->from, true));
+        make_batch(mem, t->rows, t->n, &t->batch);
+        mem += batch_bytes(t->n);
+        t->batch.hidden = t->hidden;
+        *begun = s + 1;
+        if (!t->rows[0].seq->list->borrows) BW_TRY(reserve(m, &t->batch));
+        if (s + 1 == r->n_steps) break; /* FOLD state is the judging step's alone, and ends where the step begins */
+        advance(t, 1);
+        *moved = s + 1;
+    }
+    return 0;
+}
+
+/* the steps begun, kept or given up */
+static void end_round(bw_round *r, int begun, int moved, bool ok) {
+    bw_batch *last = begun ? &r->steps[begun - 1].batch : NULL;
+    for (int i = 0; last && i < last->n_seqs; i++) bw_seq_fold_end(&last->seqs[i], ok);
+    if (ok) advance(&r->steps[begun - 1], 1);
+    for (int s = 0; s < moved && !ok; s++) advance(&r->steps[s], -1);
+    for (int s = 0; s < begun; s++) {
+        const bw_batch *b = &r->steps[s].batch;
+        for (int i = 0; i < b->all.n_runs && !r->steps[s].rows[0].seq->source; i++) {
+            bw24_seq *seq = b->all.runs[i].seq;
+            if (ok) bw_seq_trim_windows(seq);
+            else bw24_seq_truncate(seq, seq->pos, NULL);
+        }
+    }
+}
+
+int bw_run_round(bw24_model *m, bw_round *r) {
+    size_t need = 0;
+    int begun = 0, moved = 0, rows = 0;
+    for (int s = 0; s < r->n_steps; s++) {
+        need += batch_bytes(r->steps[s].n);
+        rows += r->steps[s].n;
+    }
+    uint8_t *mem = step_memory(m, need, rows);
+    if (!mem) return BW24_E_MEMORY;
+    atomic_store(&m->ctx->cancel, 0);
+    bw_fpenv e = bw_fpenv_enter();
+    int rc = begin_round(m, r, mem, &begun, &moved);
+    if (!rc) rc = m->ctx->backend->round(m, r);
+    bw_fpenv_leave(e);
+    end_round(r, begun, moved, !rc);
+    return rc;
+}
+
 int bw24_step(bw24_model *m, const bw24_row *rows, int32_t n, float *logits) {
     return bw_run_rows(m, rows, n, NULL, (bw_outputs){.logits = logits});
 }
@@ -206,7 +269,7 @@ int bw24_step_greedy(bw24_model *m, const bw24_row *rows, int32_t n, int32_t *to
 }
 
 int bw_step_drawn(bw24_model *m, const bw24_row *rows, int32_t n, const bw24_pick *picks, bw_drawn *out) {
-    BW_TRY(check_rows(m, rows, n, NULL, picks && out));
+    BW_TRY(check_rows(m, rows, n, false, picks && out));
     int wanted = 0;
     for (int i = 0; i < n; i++)
         if (rows[i].want) BW_TRY(bw_check_pick(&picks[wanted++], m->vocab));
@@ -225,7 +288,7 @@ int bw24_step_sample(bw24_model *m, const bw24_row *rows, int32_t n, const bw24_
 }
 
 int bw24_step_hidden(bw24_model *m, const bw24_row *rows, int32_t n, const float *hidden_in, float *logits, float *hidden_out) {
-    BW_TRY(check_rows(m, rows, n, hidden_in, logits || hidden_out));
+    BW_TRY(check_rows(m, rows, n, hidden_in != NULL, logits || hidden_out));
     const bw_list *l = rows[0].seq->list;
     if (!m->ctx->backend->roles)
         return bw_fail(BW24_E_UNSUPPORTED, "bw24_step_hidden: backend %s has no hidden rows", m->ctx->backend->name);

@@ -314,6 +314,7 @@ int bw24_list_ids(bw24_model *m, const char *role, const int32_t *ids, int32_t n
     memcpy(own, ids, (size_t)n * sizeof *own);
     free(l->ids);
     l->ids = own;
+    l->ids_set++;
     return 0;
 }
 

@@ -565,6 +565,7 @@ static void cuda_free_model(bw24_model *m) {
     if (!s) return;
     cu_sample_free(s);
     cu_split_free(s);
+    cu_round_free(s);
     for (void *p : s->owned) cudaFree(p);
     for (uint8_t *p : s->slabs) cudaFree(p);
     delete s;

@@ -143,6 +143,7 @@ struct CuModel {
     size_t pieces_bytes, piece_nl_bytes;
     struct CuSampler *sampler;    /* sample.cu; NULL before the first draw */
     CuSplit *split;               /* NULL: no expert is spilled */
+    struct CuRound *round;        /* round.cu; NULL before the first round */
 };
 
 inline CuCtx *ctx_of(const bw24_model *m) { return (CuCtx *)m->ctx->priv; }
@@ -200,6 +201,10 @@ extern const struct bw_spill_set cu_set;
 /* sample.cu */
 int cu_draw(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out);
 void cu_sample_free(CuModel *s);
+/* round.cu */
+int cu_round(bw24_model *m, bw_round *r);
+void cu_round_drop(CuModel *s); /* its graphs: something that they point to has moved */
+void cu_round_free(CuModel *s);
 
 } // namespace bw
 #endif

@@ -286,9 +286,9 @@ static void run_pick(Pass &p, const CuStep &c) {
     p.quantised[(size_t)op->buf[0]] = 0;
 }
 
-static void run_finish(Pass &p) {
+void run_finish(Pass &p) {
     int vocab = width_of(p, p.l->logits);
-    launch(*p.q, k_finish, dim3((unsigned)(vocab + 4095) / 4096, (unsigned)p.rows.n_want), 256, 0, (const float *)buf_of(p, p.l->logits), vocab,
+    launch(*p.q, k_finish, dim3((unsigned)(vocab + 4095) / 4096, (unsigned)p.rows.n_want), 256, 0, (const float *)buf_of(p, p.l->logits), vocab, p.ids,
            p.rows.best, p.rows.fault, p.l->n_ops - 1);
 }
 
@@ -308,7 +308,7 @@ static void run_step(Pass &p, const CuStep &c) {
 }
 
 /* all launches of a pass. Eager: looks at the cancel flag, at most 32 steps ahead of the device. */
-static int run_steps(Pass &p, bool eager) {
+int run_steps(Pass &p, bool eager) {
     CuRope *r = p.s->ropes.data();
     RopeTables t = {};
     t.n = (int)p.s->ropes.size();
@@ -332,43 +332,55 @@ static int run_steps(Pass &p, bool eager) {
 }
 
 /* sequences, then rows grouped by sequence and the sequence of each; their number stands behind the fault word */
-static void fill_fold(CuList *s, const bw_batch *b, size_t at, FoldRows *out) {
+static void fill_fold(const RowsPlace &to, const bw_batch *b, size_t at, FoldRows *out) {
     const size_t n = (size_t)b->n;
-    FoldSeq *seqs = (FoldSeq *)(s->step_host + at);
+    FoldSeq *seqs = (FoldSeq *)(to.host + at);
     int *order = (int *)(seqs + n), *seq_of = order + n;
-    ((int *)s->step_host)[1] = b->n_seqs;
+    ((int *)to.host)[1] = b->n_seqs;
     memcpy(order, b->order, n * sizeof *order);
     for (int k = 0; k < b->n_seqs; k++) {
         const bw_seq_rows *r = &b->seqs[k];
         seqs[k] = {r->live->data, r->mid ? r->mid->data : NULL, r->out->data, r->log->data, r->first, r->n, r->n_log};
         for (int i = r->first; i < r->first + r->n; i++) seq_of[i] = k;
     }
-    const FoldSeq *dev = (const FoldSeq *)(s->step_dev + at);
+    const FoldSeq *dev = (const FoldSeq *)(to.dev + at);
     const int *ints = (const int *)(dev + n);
-    *out = {dev, (const int *)s->step_dev + 1, ints, ints + n, b->n};
+    *out = {dev, (const int *)to.dev + 1, ints, ints + n, b->n};
 }
 
-/* ---- the step's rows: fault word, best tokens (zero), arrays of n entries (tables: one for each class), page pointers */
-static int fill_rows(bw24_model *m, CuList *s, const bw_batch *b, Pass *p, size_t *bytes) {
-    const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64 + 8 * n, ints = (4 + 2 * C + (s->list->borrows ? 2 : 0)) * n, at_fold = (head + ints * 4 + 63) & ~(size_t)63;
-    const size_t at_pages = (at_fold + (s->list->n_states ? n * (sizeof(FoldSeq) + 2 * sizeof(int)) : 0) + 63) & ~(size_t)63;
+static size_t ints_of(const CuList *s, size_t n) { return (4 + 2 * BW_MAX_CLASS + (s->list->borrows ? 2 : 0)) * n; }
+static size_t fold_at(const CuList *s, size_t n) { return (64 + 8 * n + 4 * ints_of(s, n) + 63) & ~(size_t)63; }
+size_t rows_bytes(const CuList *s, size_t n) { return (fold_at(s, n) + (s->list->n_states ? n * (sizeof(FoldSeq) + 2 * sizeof(int)) : 0) + 63) & ~(size_t)63; }
+
+size_t table_bytes(const bw24_model *m, const bw_batch *b) {
     size_t pages = 0;
     for (int i = 0; i < b->all.n_runs; i++) pages += (size_t)b->all.runs[i].seq->n_pages * (size_t)m->n_classes;
-    *bytes = at_pages + pages * sizeof(uint8_t *);
-    if (*bytes > s->step_cap) return bw_fail(BW24_E_MEMORY, "the page tables of %d rows take %zu bytes, backend cuda has room for %zu", b->n, *bytes, s->step_cap);
-    uint8_t *h = s->step_host;
+    return pages * sizeof(uint8_t *);
+}
+
+/* where the page tables of a sequence begin, class by class; they are copied where they are not there yet */
+static int put_pages(const bw24_model *m, RowsPlace *to, const bw24_seq *seq) {
+    for (auto &p : to->seqs)
+        if (p.first == seq) return p.second;
+    int at = to->n_pages;
+    to->seqs.push_back({seq, at});
+    for (int c = 0; c < m->n_classes; c++, to->n_pages += seq->n_pages)
+        if (seq->n_pages) memcpy(to->pages + to->n_pages, seq->data[c], (size_t)seq->n_pages * sizeof *to->pages);
+    return at;
+}
+
+/* ---- the step's rows: fault word, best tokens (zero), arrays of n entries (tables: one for each class), state */
+void fill_rows(const bw24_model *m, CuList *s, const bw_batch *b, RowsPlace *to, Pass *p) {
+    const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64 + 8 * n;
+    uint8_t *h = to->host;
     int *token = (int *)(h + head), *pos = token + n, *want_pos = pos + n, *want_row = want_pos + n, *table = want_row + n, *want_table = table + C * n;
-    uint8_t **to = (uint8_t **)(h + at_pages);
     memset(h, 0, head);
     *(int *)h = NO_FAULT;
-    int at = 0;
     for (int r = 0; r < b->all.n_runs; r++) {
         const bw_run *run = &b->all.runs[r];
-        for (int c = 0; c < m->n_classes; c++) {
-            for (int i = run->first; i < run->first + run->n; i++) table[(size_t)c * n + (size_t)i] = at;
-            if (run->seq->n_pages) memcpy(to + at, run->seq->data[c], (size_t)run->seq->n_pages * sizeof *to);
-            at += run->seq->n_pages;
-        }
+        const int at = put_pages(m, to, run->seq);
+        for (int c = 0; c < m->n_classes; c++)
+            for (int i = run->first; i < run->first + run->n; i++) table[(size_t)c * n + (size_t)i] = to->first_page + at + c * run->seq->n_pages;
     }
     for (size_t i = 0; i < n; i++) { token[i] = b->token[i]; pos[i] = (int)b->all.pos[i]; }
     for (int i = 0; i < b->want.n; i++) {
@@ -379,18 +391,27 @@ static int fill_rows(bw24_model *m, CuList *s, const bw_batch *b, Pass *p, size_
     int *before = want_table + C * n; /* positions of the last keys that rows of a list that borrows may see, then those of the wanted rows */
     for (size_t i = 0; i < n && s->list->borrows; i++) before[i] = pos[i] - 1;
     for (size_t i = 0; i < (size_t)b->want.n && s->list->borrows; i++) before[n + i] = want_pos[i] - 1;
-    const ptrdiff_t d = s->step_dev - h;
-    auto dev = [&](const int *p) { return (const int *)((const uint8_t *)p + d); };
-    p->rows = {(int *)s->step_dev, (unsigned long long *)(s->step_dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table),
-           dev(want_table), (uint8_t *const *)(s->step_dev + at_pages), b->n, b->want.n};
+    const ptrdiff_t d = to->dev - h;
+    auto dev = [&](const int *x) { return (const int *)((const uint8_t *)x + d); };
+    p->rows = {(int *)to->dev, (unsigned long long *)(to->dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table),
+           dev(want_table), to->pages_dev, b->n, b->want.n};
     p->keys = p->rows;
     if (s->list->borrows) { p->keys.pos = dev(before); p->keys.want_pos = dev(before + n); }
-    if (s->list->n_states) fill_fold(s, b, at_fold, &p->fold);
+    if (s->list->n_states) fill_fold(*to, b, fold_at(s, n), &p->fold);
+}
+
+/* the rows and page tables of a step by itself, in the list's own memory */
+static int place_rows(bw24_model *m, CuList *s, const bw_batch *b, Pass *p, size_t *bytes) {
+    const size_t at = rows_bytes(s, (size_t)b->n);
+    *bytes = at + table_bytes(m, b);
+    if (*bytes > s->step_cap) return bw_fail(BW24_E_MEMORY, "the page tables of %d rows take %zu bytes, backend cuda has room for %zu", b->n, *bytes, s->step_cap);
+    RowsPlace to = {s->step_host, s->step_dev, (uint8_t **)(s->step_host + at), (uint8_t *const *)(s->step_dev + at), 0, 0, {}};
+    fill_rows(m, s, b, &to, p);
     return 0;
 }
 
 /* room for the wanted rows; what pointed at the old logits is pointed at the new */
-static int grow_logits(bw24_model *m, CuList *s, int want) {
+int grow_logits(bw24_model *m, CuList *s, int want) {
     if (want <= s->logits_rows) return 0;
     bw_list *l = s->list;
     float *old = s->buf[(size_t)l->logits], *grown = NULL;
@@ -406,6 +427,7 @@ static int grow_logits(bw24_model *m, CuList *s, int want) {
         if (o.b == old) o.b = grown;
     }
     cu_drop_graphs(s);
+    cu_round_drop(model_of(m));
     s->logits_rows = want;
     cudaError_t e = s->row_ops.empty() ? cudaSuccess : cudaMemcpy(s->row_mem, s->row_ops.data(), s->row_ops.size() * sizeof(RowOp), cudaMemcpyHostToDevice);
     return e ? cu_fail(m->ctx, e, "row ops") : 0;
@@ -439,12 +461,10 @@ static int launch_pass(Pass &p) {
     return e ? cu_fail(p.m->ctx, e, "a graph") : 0;
 }
 
-static int verdict(const Pass &p) {
+int verdict(const bw_list *l, int fault) {
     char label[256];
-    int fault;
-    memcpy(&fault, p.s->step_host, sizeof fault);
     if (fault == NO_FAULT) return 0;
-    bw_op_label(p.l, fault, label, sizeof label);
+    bw_op_label(l, fault, label, sizeof label);
     return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
 }
 
@@ -458,7 +478,7 @@ static int fetch(const Pass &p, float *logits, int32_t *tokens) {
         if (rows) e = cudaMemcpyAsync(p.s->logits_host, buf_of(p, p.l->logits) + at * vocab, rows * vocab * sizeof(float), cudaMemcpyDeviceToHost, s);
         if (!e) e = cudaStreamSynchronize(s);
         if (e) break;
-        int rc = verdict(p);
+        int rc = verdict(p.l, *(const int *)p.s->step_host);
         if (rc) return rc;
         if (rows) memcpy(logits + at * vocab, p.s->logits_host, rows * vocab * sizeof(float));
         if (!logits) break;
@@ -498,9 +518,9 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
     int rc = cu_alive(m->ctx);
     if (!rc) rc = grow_logits(m, s, b->want.n);
     if (rc) return rc;
-    Pass p = {m, l, s, &c->q, {}, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0), 0, false};
+    Pass p = {m, l, s, &c->q, {}, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0), 0, false, NULL};
     size_t bytes;
-    if ((rc = fill_rows(m, s, b, &p, &bytes))) return rc;
+    if ((rc = place_rows(m, s, b, &p, &bytes))) return rc;
     c->q.error = cudaMemcpyAsync(s->step_dev, s->step_host, bytes, cudaMemcpyHostToDevice, c->q.stream);
     if (!c->q.error) c->q.error = put_hidden(p, b);
     split_begin(p);

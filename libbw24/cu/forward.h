@@ -19,6 +19,16 @@ struct Pass {
     std::vector<char> quantised; /* per buffer: its quantised form is current */
     int rc;                      /* a failure of the host's share of the pass */
     bool unrouted;               /* a choice of no expert: after Inf or NaN, which the fault word says */
+    const int *ids;              /* tokens of the logits' columns, where the best keys are to hold tokens; else NULL */
+};
+
+/* where the rows of a step go on the host, and where the device finds them after the upload; the tables of its sequences stand apart, each once */
+struct RowsPlace {
+    uint8_t *host, *dev;
+    uint8_t **pages;
+    uint8_t *const *pages_dev;
+    int first_page, n_pages;     /* of `pages` in pages_dev; entries of `pages` so far */
+    std::vector<std::pair<const bw24_seq *, int>> seqs;
 };
 
 inline float *buf_of(const Pass &p, int b) { return p.s->buf[(size_t)b]; }
@@ -31,6 +41,16 @@ Acts acts_of(const Pass &p, int b, int n);
 Acts acts_in(int8_t *mem, size_t cap, int cols, int ld);
 /* makes it where it is not current; op: what a fault names */
 void want_quantised(Pass &p, int b, int n, int op);
+
+/* forward.cu: bytes of a step's rows, which depend on their number alone, and of its page tables at most; the rows with the pass that reads them */
+size_t rows_bytes(const CuList *s, size_t n);
+size_t table_bytes(const bw24_model *m, const bw_batch *b);
+void fill_rows(const bw24_model *m, CuList *s, const bw_batch *b, RowsPlace *to, Pass *p);
+int grow_logits(bw24_model *m, CuList *s, int want);
+/* all launches of a pass. Eager: looks at the cancel flag */
+int run_steps(Pass &p, bool eager);
+void run_finish(Pass &p); /* the best keys of the wanted rows, from their logits */
+int verdict(const bw_list *l, int fault);
 
 /* fold.cu */
 void run_conv(Pass &p, const CuStep &c);

@@ -13,6 +13,7 @@ namespace bw {
 struct Queue {
     cudaStream_t stream;
     bool pdl;          /* programmatic dependent launch: compute capability 9.0 and up */
+    bool barrier;      /* the next kernel starts when all before it have ended */
     int sms, shared_max; /* multiprocessors; bytes of shared memory that a block may ask for */
     cudaError_t error;
 };
@@ -39,7 +40,8 @@ template <class... P, class... A> void launch(Queue &q, void (*kernel)(P...), di
     at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     at[0].val.programmaticStreamSerializationAllowed = 1;
     c.attrs = at;
-    c.numAttrs = q.pdl ? 1 : 0;
+    c.numAttrs = q.pdl && !q.barrier ? 1 : 0;
+    q.barrier = false;
     q.error = cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
 

@@ -77,8 +77,8 @@ static __global__ void __launch_bounds__(256) k_pick(float *y, const float *x, i
 }
 
 /* Ends a step: faults among the logits, and the likeliest token of each row (ties: the lowest id), as the largest key (ordered bits of the logit, ~id).
- * A block looks at 4096 logits of a row. */
-static __global__ void __launch_bounds__(256) k_finish(const float *x, int vocab, unsigned long long *best, int *fault, int op) {
+ * A block looks at 4096 logits of a row. ids: the token of each column, -1: none; NULL: column i is token i. */
+static __global__ void __launch_bounds__(256) k_finish(const float *x, int vocab, const int *ids, unsigned long long *best, int *fault, int op) {
     pdl_trigger();
     pdl_wait();
     const float *row = x + (size_t)blockIdx.y * vocab;
@@ -90,8 +90,10 @@ static __global__ void __launch_bounds__(256) k_finish(const float *x, int vocab
         if (i >= vocab) continue;
         float v = __ldcg(row + i) + 0.0f; /* -0 counts as 0 */
         bad |= not_finite(v);
+        const int id = ids ? __ldg(ids + i) : i;
+        if (id < 0) continue;
         uint32_t bits = __float_as_uint(v), ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-        unsigned long long key = (unsigned long long)ordered << 32 | (uint32_t)~i;
+        unsigned long long key = (unsigned long long)ordered << 32 | (uint32_t)~id;
         top = key > top ? key : top;
     }
     if (bad) report_fault(fault, op);

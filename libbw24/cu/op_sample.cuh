@@ -20,24 +20,57 @@ __device__ __forceinline__ float logit_of(u64 best) {
 __device__ __forceinline__ u64 order_key(float l, int id) { return (u64)~ordered_bits(l) << 32 | (uint32_t)id; }
 __device__ __forceinline__ u64 weight_of(float l, float top, float k) { return (u64)(bw_exp2((l - top) * k) * 0x1p40f); }
 
-/* One block a row: edits its logits in place, starts its state, and where something changed its best key, which k_finish then finds again. */
+/* the token at a value; -1 where its column stands for none */
+__device__ __forceinline__ int value_of(const uint8_t *block, RoundValue v, const int *ids) {
+    const uint8_t *p = block + v.at;
+    if (v.kind == VALUE_STATE) return ((const volatile SampleState *)p)->token;
+    int i = (int)~(uint32_t)*(const volatile u64 *)p;
+    return v.kind == VALUE_COLUMN ? __ldg(ids + i) : i;
+}
+
+__device__ __forceinline__ void edit_logit(const SampleArgs &a, const SampleRow &r, float *l, const SampleEdit &e, int count) {
+    int c = a.column ? __ldg(a.column + e.id) : e.id;
+    if (c < 0) return; /* a token that a cut head lacks */
+    float v = l[c];
+    for (int b = 0; b < e.bias_n; b++) v = v + a.bias[e.bias_from + b];
+    if (count) {
+        v = v > 0.0f ? v / r.rep : v * r.rep;
+        v = v - fmaf(r.freq, (float)count, r.presence);
+    }
+    l[c] = v;
+}
+
+/* One block a row: edits its logits in place, starts its state, and where something changed its best key, which k_finish then finds again. Drafts of the
+ * round count as history: those among the edits with them, the others by themselves. */
 static __global__ void __launch_bounds__(256) k_sample_edit(SampleArgs a, u64 *best) {
+    __shared__ int draft[VALUES_A_REQUEST], seen[VALUES_A_REQUEST];
     const SampleRow r = a.rows[blockIdx.x];
     float *l = a.logits + (size_t)blockIdx.x * a.vocab;
     pdl_trigger();
     pdl_wait();
+    if ((int)threadIdx.x < r.drafts_n) {
+        draft[threadIdx.x] = value_of(a.block, a.values[r.drafts_from + threadIdx.x], a.ids);
+        seen[threadIdx.x] = 0;
+    }
+    __syncthreads();
     for (int i = threadIdx.x; i < r.edit_n; i += blockDim.x) {
         SampleEdit e = a.edits[r.edit_from + i];
-        float v = l[e.id];
-        for (int b = 0; b < e.bias_n; b++) v = v + a.bias[e.bias_from + b];
-        if (e.count) {
-            v = v > 0.0f ? v / r.rep : v * r.rep;
-            v = v - fmaf(r.freq, (float)e.count, r.presence);
+        int count = e.count;
+        for (int k = 0; k < r.drafts_n; k++)
+            if (draft[k] == e.id) { count++; seen[k] = 1; }
+        edit_logit(a, r, l, e, count);
+    }
+    __syncthreads();
+    if ((int)threadIdx.x < r.drafts_n && !seen[threadIdx.x] && draft[threadIdx.x] >= 0) {
+        int count = 0, first = 1;
+        for (int k = 0; k < r.drafts_n; k++) {
+            count += draft[k] == draft[threadIdx.x];
+            first &= k >= (int)threadIdx.x || draft[k] != draft[threadIdx.x];
         }
-        l[e.id] = v;
+        if (first) edit_logit(a, r, l, {draft[threadIdx.x], 0, 0, 0}, count);
     }
     if (threadIdx.x) return;
-    if (r.edit_n) best[blockIdx.x] = 0;
+    if (r.edit_n || r.drafts_n) best[blockIdx.x] = 0;
     a.state[blockIdx.x] = {0, 0, 0, ~0ull, ~0ull, 0, 0};
 }
 
@@ -100,6 +133,8 @@ __device__ __forceinline__ void rank_list(BoundShared &s, unsigned quota, double
     }
 }
 
+__device__ __forceinline__ int id_of(const SampleArgs &a, int column) { return a.ids ? __ldg(a.ids + column) : column; }
+
 /* One block a row: the key of the last candidate that top_k and top_p keep, and of the first that min_p drops. */
 static __global__ void __launch_bounds__(BOUND_THREADS) k_sample_bound(SampleArgs a) {
     __shared__ BoundShared s;
@@ -122,8 +157,9 @@ static __global__ void __launch_bounds__(BOUND_THREADS) k_sample_bound(SampleArg
         u64 total = 0, fail = ~0ull;
         for (int i = threadIdx.x; i < a.vocab; i += blockDim.x) {
             float x = __ldcg(l + i);
-            u64 w = weight_of(x, top, r.k), key = order_key(x, i);
-            if (!w) continue;
+            const int id = id_of(a, i);
+            u64 w = weight_of(x, top, r.k), key = order_key(x, id);
+            if (!w || id < 0) continue;
             if (v.shift < 0) {
                 total += w;
                 if (r.min_p > 0.0f && (double)w < least && key < fail) fail = key;
@@ -149,8 +185,9 @@ static __global__ void __launch_bounds__(BOUND_THREADS) k_sample_bound(SampleArg
         if (fits) {
             for (int i = threadIdx.x; i < a.vocab; i += blockDim.x) {
                 float x = __ldcg(l + i);
-                u64 key = order_key(x, i);
-                if (bin_of(v, x, top, key) != bin) continue;
+                const int id = id_of(a, i);
+                u64 key = order_key(x, id);
+                if (id < 0 || bin_of(v, x, top, key) != bin) continue;
                 u64 w = weight_of(x, top, r.k);
                 if (!w) continue;
                 unsigned at = atomicAdd(&s.n_list, 1u);
@@ -206,10 +243,11 @@ static __global__ void __launch_bounds__(RACE_THREADS) k_sample_race(SampleArgs 
     u64 mass = 0;
     for (int i = blockIdx.x * RACE_CHUNK + threadIdx.x; i < a.vocab && i < (int)(blockIdx.x + 1) * RACE_CHUNK; i += RACE_THREADS) {
         float x = __ldcg(l + i);
-        u64 w = weight_of(x, top, r.k), o = order_key(x, i);
-        if (!w || o > bound || o >= fail) continue;
-        double mine = bw_race(r.seed, r.pos, (u64)i) / (double)w;
-        if (wins(mine, i, key, id)) { key = mine; id = i; }
+        const int token = id_of(a, i);
+        u64 w = weight_of(x, top, r.k), o = order_key(x, token);
+        if (!w || token < 0 || o > bound || o >= fail) continue;
+        double mine = bw_race(r.seed, r.pos, (u64)token) / (double)w;
+        if (wins(mine, token, key, id)) { key = mine; id = token; }
         kept++;
         mass += w;
     }

@@ -7,19 +7,19 @@
 
 namespace bw {
 
-static bool penalised(const bw24_sampler *p) {
+bool cu_penalised(const bw24_sampler *p) {
     return p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
 }
 
 bool cu_pick_plain(const bw24_pick *p) {
-    return p->params->temperature == 0.0f && !p->params->n_bias && !(penalised(p->params) && p->n_history);
+    return p->params->temperature == 0.0f && !p->params->n_bias && !(cu_penalised(p->params) && p->n_history);
 }
 
 /* ids that change, each once; `count` has an entry for every id, all zero before and after */
-static void add_edits(CuSampler *s, const bw24_pick *p, std::vector<int> &count) {
+void cu_add_edits(CuSampler *s, const bw24_pick *p, std::vector<int> &count) {
     const bw24_sampler *q = p->params;
     std::vector<int> touched, order;
-    for (int i = 0; i < p->n_history && penalised(q); i++)
+    for (int i = 0; i < p->n_history && cu_penalised(q); i++)
         if (!count[(size_t)p->history[i]]++) touched.push_back(p->history[i]);
     for (int i = 0; i < q->n_bias; i++) order.push_back(i);
     std::stable_sort(order.begin(), order.end(), [=](int a, int b) { return q->bias_ids[a] < q->bias_ids[b]; });
@@ -58,7 +58,7 @@ static int grow(bw24_model *m, CuSampler *s, size_t bytes, size_t slots) {
     return rc;
 }
 
-static SampleRow row_of(const bw24_pick *p, uint64_t position, int from, int n) {
+SampleRow cu_sample_row(const bw24_pick *p, uint64_t position, int from, int n) {
     const bw24_sampler *q = p->params;
     SampleRow r = {};
     r.seed = q->seed;
@@ -80,8 +80,8 @@ int cu_sample_upload(bw24_model *m, const bw_batch *b, const bw24_pick *picks, S
     s->edits.clear(); s->bias.clear(); s->rows.clear();
     for (size_t i = 0; i < n; i++) {
         int from = (int)s->edits.size();
-        add_edits(s, &picks[i], count);
-        s->rows.push_back(row_of(&picks[i], (uint64_t)b->want.pos[i] + 1, from, (int)s->edits.size() - from));
+        cu_add_edits(s, &picks[i], count);
+        s->rows.push_back(cu_sample_row(&picks[i], (uint64_t)b->want.pos[i] + 1, from, (int)s->edits.size() - from));
     }
     size_t at_rows = n * sizeof(SampleState), at_edits = at_rows + n * sizeof(SampleRow), at_bias = at_edits + s->edits.size() * sizeof(SampleEdit),
            bytes = at_bias + s->bias.size() * sizeof(float);
@@ -102,13 +102,19 @@ int cu_sample_upload(bw24_model *m, const bw_batch *b, const bw24_pick *picks, S
 
 void cu_sample_edit(Queue &q, const SampleArgs &a, int n, unsigned long long *best) { launch(q, k_sample_edit, dim3((unsigned)n), 256, 0, a, best); }
 
+bool cu_sample_filters(const SampleRow &r) { return r.k != 0.0f && (r.top_k > 0 || r.top_p < 1.0f || r.min_p > 0.0f); }
+
+void cu_sample_race(Queue &q, const SampleArgs &a, int n, bool filters) {
+    if (filters) launch(q, k_sample_bound, dim3((unsigned)n), BOUND_THREADS, 0, a);
+    launch(q, k_sample_race, dim3((unsigned)(a.vocab + RACE_CHUNK - 1) / RACE_CHUNK, (unsigned)n), RACE_THREADS, 0, a);
+}
+
 void cu_sample_draw(bw24_model *m, const SampleArgs &a, int n) {
     Queue &q = ctx_of(m)->q;
     CuSampler *s = model_of(m)->sampler;
     bool filters = false;
-    for (const SampleRow &r : s->rows) filters |= r.k != 0.0f && (r.top_k > 0 || r.top_p < 1.0f || r.min_p > 0.0f);
-    if (filters) launch(q, k_sample_bound, dim3((unsigned)n), BOUND_THREADS, 0, a);
-    launch(q, k_sample_race, dim3((unsigned)(a.vocab + RACE_CHUNK - 1) / RACE_CHUNK, (unsigned)n), RACE_THREADS, 0, a);
+    for (const SampleRow &r : s->rows) filters |= cu_sample_filters(r);
+    cu_sample_race(q, a, n, filters);
     if (!q.error) q.error = cudaMemcpyAsync(s->host, a.state, (size_t)n * sizeof(SampleState), cudaMemcpyDeviceToHost, q.stream);
 }
 

@@ -18,6 +18,12 @@ struct CuSampler {
     std::vector<float> bias;
 };
 
+/* the edits of a pick's bias and history appended to s; count: an entry for every id, all zero before and after */
+void cu_add_edits(CuSampler *s, const bw24_pick *p, std::vector<int> &count);
+SampleRow cu_sample_row(const bw24_pick *p, uint64_t position, int edit_from, int edit_n);
+bool cu_penalised(const bw24_sampler *p);
+bool cu_sample_filters(const SampleRow &r);
+void cu_sample_race(Queue &q, const SampleArgs &a, int n, bool filters); /* the draws of n rows whose edits are made */
 /* likeliest token, nothing edited: the step's own result serves */
 bool cu_pick_plain(const bw24_pick *p);
 /* a->logits, best and vocab are set; the rest is filled in and uploaded in the context's stream */

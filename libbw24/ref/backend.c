@@ -300,5 +300,5 @@ static void ref_free_model(bw24_model *m) { (void)m; }
 const bw_backend bw_backend_ref = {
     .name = "ref", .kv_page_bytes = ref_kv_page_bytes, .kv_supported = ref_kv_supported, .open = ref_open, .close = ref_close,
     .prepare_tensor = ref_prepare_tensor, .repack = ref_repack, .prepare_list = ref_prepare_list, .free_tensor = ref_free_tensor, .free_model = ref_free_model,
-    .replay = ref_replay, .forward = ref_forward, .roles = true, .borrows = true,
+    .replay = ref_replay, .forward = ref_forward, .round = bw_round_by_steps, .roles = true, .borrows = true,
 };

@@ -112,4 +112,5 @@ class Speculation:
                     problem = compare(rows[:width], run_rows(engine, ids[depth : depth + width], width, fork))
                 if problem:
                     return f"{width} rows at {depth}: {problem}", ""
-        return None, f"steps of 2..{WIDEST} rows after {depth} tokens, bit-equal"
+        end = " (the context's end)" if depth == engine.ctx - WIDEST else ""
+        return None, f"steps of 2..{WIDEST} rows after {depth} tokens{end}, bit-equal"

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -147,6 +148,68 @@ static int check(int vocab, int kind, const bw24_sampler &p) {
     return !same;
 }
 
+/* a cut head in a round: columns stand for tokens or none, penalties look at a history that ends with drafts which are found through values */
+static int check_round(int columns, int vocab, int drafts, const bw24_sampler &p) {
+    std::vector<float> l = logits_of(columns, 3), copy;
+    for (float &v : l) v *= 0.01f;
+    copy = l;
+    std::vector<int> ids((size_t)columns), column((size_t)vocab, -1), history;
+    for (int i = 0; i < columns; i++) {
+        int id = (int)((u64)i * 7919 % (u64)vocab);
+        ids[(size_t)i] = i % 11 == 3 ? -1 : id;
+        if (ids[(size_t)i] >= 0) column[(size_t)id] = i;
+        else l[(size_t)i] = copy[(size_t)i] = 100.0f; /* must not count as the largest */
+    }
+    for (int i = 0; i < 40; i++) history.push_back((int)(random32() % (unsigned)vocab));
+    std::map<int, int> count;
+    for (int id : history) count[id]++;
+    std::vector<SampleEdit> edits;
+    std::vector<float> bias;
+    for (int i = 0; i < p.n_bias; i++) { /* ids ascending and distinct here */
+        edits.push_back({p.bias_ids[i], count.count(p.bias_ids[i]) ? count[p.bias_ids[i]] : 0, (int)bias.size(), 1});
+        bias.push_back(p.bias_values[i]);
+        count.erase(p.bias_ids[i]);
+    }
+    for (auto &c : count) edits.push_back({c.first, c.second, 0, 0});
+    /* drafts: of the history, of the biased, twice the same, by column, by state and by key */
+    std::vector<u64> block(64);
+    std::vector<RoundValue> values;
+    for (int d = 0; d < drafts; d++) {
+        int c = (int)(random32() % (unsigned)columns), kind = d % 3;
+        int id = kind == VALUE_COLUMN ? ids[(size_t)c] : d % 4 == 0 ? history[(size_t)d] : d % 4 == 1 && p.n_bias ? p.bias_ids[0] : (int)(random32() % (unsigned)vocab);
+        unsigned at = (unsigned)(d * 8);
+        if (kind == VALUE_STATE) { at = (unsigned)(256 + d / 3 * sizeof(SampleState)); memcpy((uint8_t *)block.data() + at, &id, sizeof id); }
+        else block[(size_t)d] = 5ull << 40 | (uint32_t)~(kind == VALUE_COLUMN ? c : id);
+        if (id < 0) break; /* a missing draft ends the chain */
+        values.push_back({at, kind});
+        history.push_back(id);
+    }
+    int32_t token = -1;
+    if (bw24_sample_ids(l.data(), columns, ids.data(), vocab, &p, history.data(), (int)history.size(), 77, &token)) { printf("bw24_sample_ids: %s\n", bw24_last_error()); return 1; }
+    u64 best = 1;
+    SampleRow r = {};
+    r.seed = p.seed; r.pos = 77;
+    r.k = p.temperature == 0.0f ? 0.0f : 1.44269504f / p.temperature;
+    r.top_p = p.top_p; r.min_p = p.min_p; r.top_k = p.top_k;
+    r.rep = p.repetition_penalty; r.presence = p.presence_penalty; r.freq = p.frequency_penalty;
+    r.edit_n = (int)edits.size(); r.drafts_n = (int)values.size();
+    SampleState st;
+    unsigned chunks = (unsigned)(columns + RACE_CHUNK - 1) / RACE_CHUNK;
+    std::vector<RaceBest> slots(chunks);
+    SampleArgs a = {copy.data(), &best, &r, edits.data(), bias.data(), &st, slots.data(), columns, ids.data(), column.data(), (const uint8_t *)block.data(), values.data()};
+    run(1, 1, 32, [&] { k_sample_edit(a, &best); });
+    if (best) { printf("the best key was kept\n"); return 1; }
+    for (int i = 0; i < columns; i++) {
+        u64 key = (u64)ordered_bits(copy[(size_t)i]) << 32 | (uint32_t)~ids[(size_t)i];
+        if (ids[(size_t)i] >= 0 && key > best) best = key;
+    }
+    run(1, 1, 64, [&] { k_sample_bound(a); });
+    run(chunks, 1, RACE_THREADS, [&] { k_sample_race(a); });
+    if (st.token != token)
+        printf("columns %d of %d, %d drafts, T %g k %d p %g: token %d, expected %d\n", columns, vocab, (int)values.size(), p.temperature, p.top_k, p.top_p, st.token, token);
+    return st.token != token;
+}
+
 int main() {
     int bad = 0, n = 0;
     const int vocabs[] = {1, 2049, 5000};
@@ -161,6 +224,19 @@ int main() {
                 bw24_sampler p = {};
                 p.size = sizeof p; p.temperature = s.t; p.top_k = s.k; p.top_p = s.p; p.min_p = s.m; p.repetition_penalty = 1; p.seed = 5 + (uint64_t)n;
                 bad += check(vocab, kind, p);
+                n++;
+            }
+    const int biased[] = {3, 17, 400};
+    const float by[] = {2.5f, -4.0f, 7.0f};
+    for (int drafts : {0, 5, 16})
+        for (auto &s : sets) {
+                const int bias = n & 1;
+                if (drafts == 5 && s.t != 1) continue;
+                bw24_sampler p = {};
+                p.size = sizeof p; p.temperature = s.t; p.top_k = s.k; p.top_p = s.p; p.min_p = s.m; p.seed = 5 + (uint64_t)n;
+                p.repetition_penalty = 1.3f; p.presence_penalty = 0.4f; p.frequency_penalty = 0.2f;
+                if (bias) { p.n_bias = 3; p.bias_ids = biased; p.bias_values = by; }
+                bad += check_round(drafts == 5 ? 2500 : 700, 4001, drafts, p);
                 n++;
             }
     printf("%d draws, %d different\n", n, bad);
