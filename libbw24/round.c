@@ -15,7 +15,7 @@
 
 enum { OWED_IN_ROUND = 24 }; /* owed rows that share the step of the newest token; more go before it, by themselves */
 
-static double now(void) {
+double bw_round_clock(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -395,7 +395,7 @@ static int commit(bw24_round_request *r, int n) {
 int bw24_round(bw24_model *m, bw24_round_request *r, int32_t n, bw24_round_times *times) {
     work x;
     int rows;
-    double t[4] = {now()};
+    double t[4] = {bw_round_clock()};
     BW_TRY(check_round(m, r, n, true, &rows));
     BW_TRY(open_round(&x, m, r, n, rows, true));
     int rc = begin(&x);
@@ -403,14 +403,14 @@ int bw24_round(bw24_model *m, bw24_round_request *r, int32_t n, bw24_round_times
     double share = 0;
     if (once) rc = at_once(&x, &share);
     else if (!rc) rc = draft(&x);
-    t[1] = now();
+    t[1] = bw_round_clock();
     if (!rc && !once) rc = verify(&x, NULL);
-    t[2] = now();
+    t[2] = bw_round_clock();
     if (once) t[1] = t[0] + share * (t[2] - t[0]);
     if (!rc) rc = accept(&x);
     if (rc) return give_up(r, n, rc);
     rc = commit(r, n);
-    t[3] = now();
+    t[3] = bw_round_clock();
     if (times) {
         times->draft += t[1] - t[0];
         times->verify += t[2] - t[1];

@@ -23,6 +23,7 @@ int bw_drafter_pay(bw24_drafter *d, int left);
 int bw_drafter_reset(bw24_drafter *d);
 void bw_drafter_forget(bw24_drafter *d); /* most of the owed rows, where many wait because nothing is drafted */
 
+double bw_round_clock(void); /* seconds */
 /* round_once.c: drafts and judging step of requests that have begun, in one go. owed: the hidden rows of all owed rows, request
  * by request. tokens and hidden: room for the k + 1 judged rows of each request; those of its drafted + 1 rows come back, one after the other.
  * greedy: all take the largest logit as it is. draft_share: of the time, until the judging step began. */

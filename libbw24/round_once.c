@@ -71,9 +71,14 @@ int bw_round_by_steps(bw24_model *m, bw_round *r) {
     if (!mem) return bw_fail(BW24_E_MEMORY, "out of memory for a round of %zu rows", most);
     scratch x = {mem, mem + most * (size_t)m->vocab, mem + most * ((size_t)m->vocab + width), (int32_t *)(mem + floats)};
     int rc = 0;
-    for (int s = 0; s < r->n_steps && !rc; s++) rc = one_step(m, r, s, width, &x);
+    double began = bw_round_clock(), judged = began;
+    for (int s = 0; s < r->n_steps && !rc; s++) {
+        judged = bw_round_clock();
+        rc = one_step(m, r, s, width, &x);
+    }
     free(mem);
-    r->draft_share = r->n_steps > 1 ? 0.5 : 0.0;
+    double all = bw_round_clock() - began;
+    r->draft_share = all > 0 ? (judged - began) / all : 0.0;
     return rc;
 }
 

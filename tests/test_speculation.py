@@ -16,7 +16,7 @@ import pytest
 from bw24 import abi, speculate
 from bw24.cli_check import GATE_ROWS, gate_ids
 from bw24.depth import Depth
-from bw24.drafter import embedded
+from bw24.drafter import embedded, open_draft
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.gate import Equalities, run_rows
@@ -298,6 +298,31 @@ def test_the_gate_holds_the_rounds():
         found = {name: arm() for name, arm in gate.arms() if name.startswith(("drafted", "rows judged"))}
     assert len(found) == 20 and all(problem is None for problem, _ in found.values())
     assert found["drafted K=3 = plain, greedy"][1].startswith("32 tokens, ") and "bit-equal" in found["rows judged at 512 = decoded"][1]
+
+
+@pytest.mark.parametrize("name", ["gemma4-31b", "gemma4-e"])
+def test_the_gate_compares_the_drafters_rows_with_ref(goldens: Path, name: str):
+    """An MTP block, and assistants over the model's keys; on a card this is what holds borrowed keys."""
+    ids = tokens()[:40]
+    with open_model(goldens / "tiny" / f"{name}.gguf") as model:
+        draft = lambda: open_draft(goldens / "tiny" / f"{name}-assistant.gguf", model)  # noqa: E731
+        arms = Speculation(lambda **changes: Engine(model, **{"threads": 1, **changes, "draft": draft()}), ids)
+        with closing(arms):
+            assert arms.drafter() == (None, "3 drafts after 8 rows, bit-equal")
+
+
+def test_the_gate_sees_a_drafter_that_differs(monkeypatch: pytest.MonkeyPatch):
+    with closing(equalities()) as gate:
+        assert gate.speculation.drafter() == (None, "3 drafts after 8 rows, bit-equal")
+        real = type(gate.speculation.engine).step_hidden
+
+        def wrong(self, rows, hidden=None, logits=True):
+            out, handed = real(self, rows, hidden, logits)
+            return out, handed if self.backend == "ref" else np.nextafter(handed, np.float32(9))
+
+        monkeypatch.setattr(type(gate.speculation.engine), "step_hidden", wrong)
+        problem, _ = gate.speculation.drafter()
+    assert problem and "of draft 1 differ" in problem
 
 
 def test_the_gate_sees_another_text(monkeypatch: pytest.MonkeyPatch):

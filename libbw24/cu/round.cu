@@ -13,7 +13,8 @@
 
 namespace bw {
 
-enum { ROUND_GRAPHS = 96 }; /* most that are kept; beyond, all are dropped */
+/* graphs that are kept, beyond all are dropped; bytes of a block at first, for what grows takes the graphs with it */
+enum { ROUND_GRAPHS = 96, ROUND_BYTES = 1 << 20 };
 enum DrawMode { DRAW_LARGEST = 0, DRAW_RACE = 1, DRAW_FILTERS = 2, DRAW_EDITS = 4 };
 
 struct Memory { uint8_t *dev, *host; size_t cap; };
@@ -61,7 +62,7 @@ static int grow(bw24_model *m, Memory *mem, size_t bytes) {
     if (bytes <= mem->cap) return 0;
     cu_round_drop(model_of(m));
     free_memory(mem);
-    size_t room = bytes + bytes / 2 + 4096;
+    size_t room = bytes + bytes / 2 < ROUND_BYTES ? (size_t)ROUND_BYTES : bytes + bytes / 2;
     int rc = cu_alloc(m, (void **)&mem->dev, room, "a round");
     if (rc) return rc;
     cudaError_t e = cudaHostAlloc((void **)&mem->host, room, cudaHostAllocDefault);
@@ -398,7 +399,8 @@ static int prepare(bw24_model *m, CuRound *x, Layout *y) {
     for (int s = 0; s < r->n_steps; s++) {
         const bw_batch *b = &r->steps[s].batch;
         bw_list *l = r->steps[s].rows[0].seq->list;
-        size_t n = (size_t)b->want.n * (size_t)((l->bufs[l->logits].width + RACE_CHUNK - 1) / RACE_CHUNK);
+        size_t rows = b->want.n < GRAPH_ROWS ? (size_t)GRAPH_ROWS : (size_t)b->want.n;
+        size_t n = rows * (size_t)((l->bufs[l->logits].width + RACE_CHUNK - 1) / RACE_CHUNK);
         int rc = grow_logits(m, list_of(l), b->want.n);
         if (!rc && s + 1 < r->n_steps) rc = put_ids(m, x, l);
         if (rc) return rc;

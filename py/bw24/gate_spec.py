@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from . import sampling
 from .gate_counts import RECORDED
 from .generate import Generation, common_prefix
@@ -24,6 +26,7 @@ SAMPLERS = {
 }
 DEPTHS = (*range(1, 9), AUTO)
 TOKENS, FULL_TOKENS = 32, 512  # of a reply
+CHAINED = 8  # rows before the drafts that are compared with the reference's
 WIDEST = 9  # rows of a judging step: 8 drafts and the token before them
 HASHED = 64 << 20  # larger files have no recorded counts
 Arm = Callable[[], tuple[str | None, str]]
@@ -34,6 +37,22 @@ def counts_of(path: Path, tokens: int) -> dict[str, dict[int, list[int]]]:
     if not path.is_file() or path.stat().st_size > HASHED:
         return {}
     return RECORDED.get((hashlib.sha256(path.read_bytes()).hexdigest()[:16], tokens), {})
+
+
+def chain_of(engine: Engine, ids: Sequence[int]) -> list[np.ndarray]:
+    """Logits and handed row of each draft of a chain of three after `ids`; the tokens are fixed, so that equal bits do not hang on a choice."""
+    borrows = bool(engine.draft.builder.borrowed)
+    with engine.sequence() as seq, engine.sequence(engine.draft.role, over=seq if borrows else None) as draft:
+        row = engine.step_hidden([(seq, t, True) for t in ids], logits=False)[1]
+        out: list[np.ndarray] = []
+        if not borrows:  # token m beside hidden row m - 1
+            before = np.concatenate([np.zeros_like(row[:1]), row[:-1]])
+            engine.step_hidden([(draft, t, True) for t in ids], before, logits=False)
+        row = row[-1:]
+        for token in ids[:3]:
+            logits, row = engine.step_hidden([(draft, token, True)], row)
+            out += [logits[0], row[0]]
+    return out
 
 
 class Speculation:
@@ -61,6 +80,7 @@ class Speculation:
             for k in DEPTHS:
                 name = "auto" if k == AUTO else f"K={k}"
                 yield f"drafted {name} = plain, {sampler}", lambda k=k, sampler=sampler: self.drafted(k, sampler)
+        yield "drafter's rows = ref", self.drafter
         for depth in (len(self.ids), 512, *((4200,) if self.full else ())):
             yield f"rows judged at {depth} = decoded", lambda depth=depth: self.judged(depth)
 
@@ -95,6 +115,16 @@ class Speculation:
             own = self.engine.draft is not None and self.engine.draft.file is None
             self._counts = counts_of(self.engine.model.path, self.tokens) if own else {}
         return self._counts
+
+    def drafter(self) -> tuple[str | None, str]:
+        """Logits and handed rows of a chain of drafts have the bits of the plain C reference's, over the model's rows and keys."""
+        with self.factory(draft=True, backend="ref", isa=None) as engine:
+            expected = chain_of(engine, self.ids[:CHAINED])
+        found = chain_of(self.engine, self.ids[:CHAINED])
+        for i, (a, b) in enumerate(zip(expected, found, strict=True)):
+            if a.tobytes() != b.tobytes():
+                return f"{'logits' if i % 2 == 0 else 'handed row'} of draft {i // 2 + 1} differ", ""
+        return None, f"{len(found) // 2} drafts after {CHAINED} rows, bit-equal"
 
     def judged(self, depth: int) -> tuple[str | None, str]:
         """The rows of judging steps of 2 to 9 rows after `depth` tokens have the bits of decoding them one by one."""
