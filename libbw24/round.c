@@ -108,6 +108,7 @@ static size_t lay_out(work *x, uint8_t *base, int judged, bool logits, bool reje
     x->drawn = take(base, &used, draws ? (size_t)judged * sizeof *x->drawn : 0);
     x->past = take(base, &used, draws ? past * sizeof(int32_t) : 0);
     if (!draws) x->drawn = NULL;
+    if (!reject) x->draft_logits = NULL;
     return used;
 }
 
