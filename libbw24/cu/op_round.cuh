@@ -4,7 +4,7 @@
 #define BW24_CU_OP_ROUND_CUH
 
 #include "device.cuh"
-#include "sample_args.h"
+#include "value.cuh"
 
 namespace bw {
 

@@ -4,7 +4,7 @@
 #define BW24_CU_OP_SAMPLE_CUH
 
 #include "device.cuh"
-#include "sample_args.h"
+#include "value.cuh"
 
 namespace bw {
 
@@ -19,14 +19,6 @@ __device__ __forceinline__ float logit_of(u64 best) {
 /* ascending: logits descending, then ids ascending */
 __device__ __forceinline__ u64 order_key(float l, int id) { return (u64)~ordered_bits(l) << 32 | (uint32_t)id; }
 __device__ __forceinline__ u64 weight_of(float l, float top, float k) { return (u64)(bw_exp2((l - top) * k) * 0x1p40f); }
-
-/* the token at a value; -1 where its column stands for none */
-__device__ __forceinline__ int value_of(const uint8_t *block, RoundValue v, const int *ids) {
-    const uint8_t *p = block + v.at;
-    if (v.kind == VALUE_STATE) return ((const volatile SampleState *)p)->token;
-    int i = (int)~(uint32_t)*(const volatile u64 *)p;
-    return v.kind == VALUE_COLUMN ? __ldg(ids + i) : i;
-}
 
 __device__ __forceinline__ void edit_logit(const SampleArgs &a, const SampleRow &r, float *l, const SampleEdit &e, int count) {
     int c = a.column ? __ldg(a.column + e.id) : e.id;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include "forward.h"
-#include "op_sample.cuh"
 #include "op_round.cuh"
 #include "sample.h"
 
