@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fault.h"
 #include "round.h"
 
 /* ---- the plain execution */
@@ -117,7 +118,7 @@ static void place_steps(plan *p, const bw24_round_request *r, int n, const float
     for (int s = 1; s < deepest; s++) {
         t = begin_step(p, true);
         for (int i = 0, before = 0; i < n; i++) {
-            if (r[i].k > s) put_row(p, t, (bw24_row){r[i].drafter->seq, 0, 1}, i, s, before);
+            if (r[i].k > s) put_row(p, t, (bw24_row){r[i].drafter->seq, 0, 1}, i, BW_SEEDED(43, 1, s), before);
             before += r[i].k >= s;
         }
     }

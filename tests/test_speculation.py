@@ -300,6 +300,27 @@ def test_the_gate_holds_the_rounds():
     assert found["drafted K=3 = plain, greedy"][1].startswith("32 tokens, ") and "bit-equal" in found["rows judged at 512 = decoded"][1]
 
 
+def drafts_of(backend: str, params: SamplingParams, k: int) -> list[tuple[list[int], list[int]]]:
+    """Tokens and drafts of six rounds."""
+    past, out = tokens()[:40], []
+    with engine(backend=backend) as e, closing(Drafted(e, k, params)) as seq:
+        seq.prefill(past[:-1], 0)
+        for _ in range(6):
+            follow = seq.round(past[-1], past)
+            past = past + follow
+            out.append((follow, abi.ffi.unpack(seq._request.c.drafts, seq._request.c.drafted)))
+    return out
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_a_planned_round_drafts_as_one_that_the_host_drives(k: int):
+    """Backend ref runs a round's steps from a plan made before the first (as a card does), backend cpu goes step by step."""
+    penalties = SamplingParams(temperature=0.8, top_k=30, repetition_penalty=1.4, frequency_penalty=0.2, seed=3)
+    for params in (SAMPLERS["greedy"], SamplingParams(temperature=0.9, top_p=0.9, seed=5), penalties):
+        found, expected = (drafts_of(backend, params, k) for backend in ("ref", "cpu"))
+        assert found == expected and all(len(drafts) == k for _, drafts in found)
+
+
 @pytest.mark.parametrize("name", ["gemma4-31b", "gemma4-e"])
 def test_the_gate_compares_the_drafters_rows_with_ref(goldens: Path, name: str):
     """An MTP block, and assistants over the model's keys; on a card this is what holds borrowed keys."""
