@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ class Side:
         command = [sys.executable, str(ROOT / "scripts" / "perf_worker.py")]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment())
         self._ask({"backend": backend, "threads": threads, "engines": [[model, kv, n] for (model, kv), n in room.items()]})
+
+    def loaded(self) -> None:
+        """Wait until the engines stand."""
         self.hello = self._read()
 
     def _ask(self, what: dict[str, Any]) -> None:
@@ -77,19 +81,20 @@ class Side:
             self.process.stdin.close()
             self.process.wait()
 
+    def drafts(self, backend: str, prompt: str) -> list[int] | str:
+        """Rounds, drafted and accepted tokens of a prompt with the demo model: integers that depend on nothing but the code. Why, where it fails."""
+        command = [sys.executable, "-m", "bw24", "gen", "-m", str(self.tree / DEMO), "--backend", backend, "--spec", "3", "-n", "96", "-p", prompt]
+        done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=self.environment(), check=False)
+        if done.returncode:
+            return f"gen failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+        spec = json.loads(done.stdout.splitlines()[-1])["speculation"]
+        return [spec["rounds"], spec["drafted"], spec["accepted"]]
+
     def acceptance(self, backend: str) -> list[list[int]] | str:
-        """Rounds, drafted and accepted tokens of each prompt with the demo model: integers that depend on nothing but the code. Why, where a
-        prompt fails."""
-        out = []
-        for prompt in PROMPTS:
-            command = [sys.executable, "-m", "bw24", "gen", "-m", str(self.tree / DEMO), "--backend", backend]
-            command += ["--spec", "3", "-n", "96", "-p", prompt, "--json"]
-            done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), check=False)
-            if done.returncode:
-                return f"gen failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
-            spec = json.loads(done.stdout.splitlines()[-1])["speculation"]
-            out.append([spec["rounds"], spec["drafted"], spec["accepted"]])
-        return out
+        """`drafts` of every prompt, some at once where there are cores; the first failure instead."""
+        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4)) as pool:
+            out = list(pool.map(lambda prompt: self.drafts(backend, prompt), PROMPTS))
+        return next((o for o in out if isinstance(o, str)), out)
 
 
 def rows() -> list[dict[str, Any]]:
@@ -125,6 +130,8 @@ def running(sides: list[Side], backend: str, threads: int, cells: list[Cell]) ->
     try:
         for side in sides:
             side.start(backend, threads, cells)
+        for side in sides:
+            side.loaded()
         yield
     finally:
         for side in sides:

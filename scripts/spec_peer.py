@@ -11,7 +11,9 @@ each engine's speed-up over its own plain decoding. Both servers wait while the 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -24,6 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
 
+from bw24 import abi  # noqa: E402
+from bw24.bench import Others  # noqa: E402
 from bw24.engine import Engine  # noqa: E402
 from bw24.generate import Generation  # noqa: E402
 from bw24.sampling import SamplingParams  # noqa: E402
@@ -67,6 +71,21 @@ class Server:
         self.process.wait(timeout=30)
 
 
+class Cpu:
+    """Cores that a process has used since this was made: our peer's, which are not others'."""
+
+    def __init__(self, pid: int):
+        self.pid, self.began, self.used = pid, time.monotonic(), 0.0
+        self.used = self._seconds()
+
+    def _seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def cores(self) -> float:
+        return (self._seconds() - self.used) / (time.monotonic() - self.began)
+
+
 def ours(engine: Engine, ids: list[int], n: int, k: int) -> dict[str, Any]:
     """One reply here, timed from the first step after the prompt."""
     params = SamplingParams()
@@ -92,8 +111,9 @@ def pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return total
 
 
-def report(args: argparse.Namespace, prompts: list[dict[str, Any]], arms: dict[str, list[dict[str, Any]]], build: str) -> dict[str, Any]:
-    """The row of all arms: pooled, and by class of prompt."""
+def report(args: argparse.Namespace, prompts: list[dict[str, Any]], arms: dict[str, list[dict[str, Any]]], build: str,
+           load: list[float]) -> dict[str, Any]:
+    """The row of all arms: pooled, and by class of prompt; `load`: cores that others used, run by run."""
     classes = sorted({p["class"] for p in prompts})
     of_class = lambda rows, c: pooled([r for r, p in zip(rows, prompts, strict=True) if p["class"] == c])  # noqa: E731
     by_class = {name: {c: of_class(rows, c) for c in classes} for name, rows in arms.items()}
@@ -102,7 +122,9 @@ def report(args: argparse.Namespace, prompts: list[dict[str, Any]], arms: dict[s
     gain["ours_auto"] = round(total["ours_auto"]["tokens_per_second"] / total["ours_plain"]["tokens_per_second"], 4)
     same = sum(a["ids"] == b["ids"] == c["ids"] for a, b, c in zip(arms["ours_plain"], arms["ours_spec"], arms["ours_auto"], strict=True))
     return {"kind": "spec_peer", "model": Path(args.model).name, "prompts": len(prompts), "tokens": args.n, "k": args.draft_max, "threads": args.t,
-            "peer_build": build, "total": total, "by_class": by_class, "speed_up": gain, "same_text_as_plain": same,
+            "peer_build": build, "revision": abi.version(), "prompts_sha256": hashlib.sha256(Path(args.prompts).read_bytes()).hexdigest(),
+            "file_sha256": hashlib.sha256(Path(args.model).read_bytes()).hexdigest(), "others_cores": load,
+            "total": total, "by_class": by_class, "speed_up": gain, "same_text_as_plain": same,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
@@ -124,7 +146,8 @@ def main() -> int:
     if args.pool:
         parts = [json.loads(Path(p).read_text(encoding="utf-8")) for p in args.pool]
         arms = {name: [r for part in parts for r in part["arms"][name]] for name in parts[0]["arms"]}
-        print(json.dumps(report(args, [p for part in parts for p in part["prompts"]], arms, parts[0]["build"])))
+        print(json.dumps(report(args, [p for part in parts for p in part["prompts"]], arms, parts[0]["build"],
+                                [x for part in parts for x in part["load"]])))
         return 0
     prompts = prompts[args.first : args.first + args.count]
     done = subprocess.run([args.server, "--version"], capture_output=True, text=True, check=False)
@@ -132,6 +155,7 @@ def main() -> int:
     plain = Server(args.server, args.model, args.t, args.ctx, [])
     spec = Server(args.server, args.model, args.t, args.ctx, ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(args.draft_max)])
     arms: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ours_plain", "ours_spec", "ours_auto", "peer_plain", "peer_spec")}
+    others = Others()
     try:
         with open_model(args.model) as model, Engine(model, threads=args.t, ctx=args.ctx, draft=True) as engine:
             runs = {"ours_plain": lambda ids: ours(engine, ids, args.n, 0), "ours_spec": lambda ids: ours(engine, ids, args.n, args.draft_max),
@@ -139,16 +163,19 @@ def main() -> int:
                     "peer_plain": lambda ids: plain.reply(ids, args.n), "peer_spec": lambda ids: spec.reply(ids, args.n)}
             for run in runs.values():
                 run(prompts[0]["ids"])
+            others.start()
+            servers = [Cpu(s.process.pid) for s in (plain, spec)]
             for number, prompt in enumerate(prompts):
                 for name in list(runs) if number % 2 else list(runs)[::-1]:
                     arms[name].append(runs[name](prompt["ids"]))
+            load = [round(max(others.cores() - sum(s.cores() for s in servers), 0.0), 3)]
     finally:
         plain.close()
         spec.close()
     kept = [{"class": p["class"]} for p in prompts]
     if args.out:
-        Path(args.out).write_text(json.dumps({"prompts": kept, "arms": arms, "build": build}), encoding="utf-8")
-    print(json.dumps(report(args, kept, arms, build)))
+        Path(args.out).write_text(json.dumps({"prompts": kept, "arms": arms, "build": build, "load": load}), encoding="utf-8")
+    print(json.dumps(report(args, kept, arms, build, load)))
     return 0
 
 
