@@ -14,7 +14,9 @@ BUDGET = Path(__file__).resolve().parent.parent / "tests" / "skips.json"
 
 
 def kind(reason: str) -> str:
-    """A reason without what differs from test to test: numbers, paths and quoted names."""
+    """A reason without what differs from test to test: numbers, paths and quoted names. A module that is not installed keeps its name."""
+    if found := re.match(r"could not import '([\w.]+)'", reason):
+        return f"could not import {found[1]}"
     return re.sub(r"\b\d+\b", "N", re.sub(r"(/[\w.\-]+)+", "PATH", re.sub(r"'[^']*'", "NAME", reason))).strip()
 
 

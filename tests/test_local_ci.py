@@ -45,4 +45,5 @@ def test_skips_are_held_to_their_budget(tmp_path):
     assert total == 4 and found == Counter({"no card N": 2, "BW24_GOLDENS is not set": 1})
     assert skips.judge(found, {"no card N": 2, "BW24_GOLDENS is not set": 5}) == []
     assert skips.judge(found, {"no card N": 1, "BW24_GOLDENS is not set": 5}) == ["2 skips, budget 1: no card N"]
+    assert skips.kind("could not import 'torch': No module named 'torch'") == "could not import torch"
     assert skips.judge(found, {"no card N": 2}) == ["1 skips, budget 0: BW24_GOLDENS is not set"]
