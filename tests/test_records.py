@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import xml.dom.minidom
@@ -84,6 +85,37 @@ def test_the_readme_shows_real_weights_only():
     shown = [line.rsplit("`", 2)[1] for line in text.splitlines() if "`" in line]
     assert len(shown) >= 2 and {labels[i] for i in shown} == {"real weights"}
     assert boards.TARGET in (ROOT / "docs" / "PERFORMANCE.md").read_text()
+
+
+def leaves(value) -> list[float]:
+    """Every number inside a row."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [x for v in value for x in leaves(v)]
+    return [float(value)] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+
+
+UNITS = {"x": (1,), "tok/s": (1,), "s": (1,), "ms": (1, 1e3), "MB": (1e-6,), "GB/s": (1,)}
+
+
+def test_every_figure_of_the_readme_has_its_row():
+    """A figure with a unit in a sentence or table row of "Measured" stands in a row that the sentence names, rounded as it is printed."""
+    by_id = {r.id: r for r in records.load(ROOT / "research")}
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Measured")[1].split("## ")[0]
+    seen = 0
+    parts = [p for block in text.split("\n\n") for p in (block.splitlines() if block.startswith(("<!--", "|")) else re.split(r"(?<=[.:])\s", block))]
+    named: list[str] = []
+    for part in parts:
+        named = re.findall(r"`(\w[\w-]*-[0-9a-f]{8})`", part) or (named if "same rows" in part else [])
+        assert all(i in by_id and not by_id[i].retired for i in named), named
+        for figure, unit in re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)\s?(x|tok/s|ms|s|MB|GB/s)(?![\w/])", part):
+            digits = len(figure.partition(".")[2])
+            found = [v * f for i in named for v in leaves(by_id[i].data) for f in UNITS[unit]]
+            found += [1e3 / v for i in named if unit == "ms" for v in leaves(by_id[i].data) if v]
+            assert any(f"{v:.{digits}f}" == figure for v in found), f"{figure} {unit}: not in {named or 'a named row'}: {part.strip()[:120]}"
+            seen += 1
+    assert seen > 25
 
 
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "plots").glob("*.svg")), ids=lambda p: p.name)
