@@ -34,6 +34,16 @@ def test_every_rule_names_a_test_that_exists():
                 assert scope.tests_for([f"tests/test_{name}.py"], AVAILABLE), f"{pattern}: no test_{name}*.py"
 
 
+def test_the_slowest_tests_run_where_their_files_changed():
+    chosen = ["test_digests.py", "test_numerics.py"]
+    name = "tests/test_numerics.py::test_every_kernel_is_the_reference"
+    assert scope.left_out(["libbw24/cpu/linear_avx512.c"], chosen) == [f"{name}[portable]", f"{name}[avx2]"]
+    assert scope.left_out(["libbw24/cpu/linear_avx2.c"], chosen) == [f"{name}[portable]"]
+    assert scope.left_out(["libbw24/cpu/linear_tmpl.h"], chosen) == [] == scope.left_out(["README.md"], ["test_docs.py"])
+    text = (ROOT / "tests" / "test_numerics.py").read_text(encoding="utf-8")
+    assert "def test_every_kernel_is_the_reference(isa" in text
+
+
 def report(tmp_path: Path, reasons: list[str]) -> Path:
     cases = "".join(f'<testcase name="t{i}"><skipped message="{r}"/></testcase>' for i, r in enumerate(reasons))
     (tmp_path / "r.xml").write_text(f"<testsuites><testsuite><testcase name='ok'/>{cases}</testsuite></testsuites>")
