@@ -99,9 +99,9 @@ def main() -> int:
     rng, counts, bad = random.Random(args.seed), {}, 0
     with tempfile.TemporaryDirectory() as folder:
         # a short context: the longest reply that a request may ask for must end within the client's patience
-        server = Server(Path(args.model), log=Path(folder) / "log", BW24_CTX="1024").wait(120)
+        server = Server(Path(args.model), log=Path(folder) / "log", BW24_CTX="512").wait(120)
         workers, name, end = server.workers(), json.loads(server.get("/v1/models")[1])["data"][0]["id"], time.monotonic() + args.seconds
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=120) as client:
             while time.monotonic() < end:
                 url = rng.choice(sorted(POSTS))
                 data = json.dumps(request(url, rng, name))

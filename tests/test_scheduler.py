@@ -15,7 +15,7 @@ from bw24.engine import Engine, kv_bytes_per_token, state_bytes
 from bw24.errors import Bw24Error
 from bw24.logprobs import logprobs
 from bw24.sampling import SamplingParams
-from bw24.scheduler import Busy, Job, Scheduler, share
+from bw24.scheduler import Busy, Job, Piece, Scheduler, share
 from bw24.scheduler_spec import DraftingScheduler
 from conftest import FIXTURES
 from tiny_model import write_tiny
@@ -265,6 +265,26 @@ def test_prompt_rows_are_divided_between_the_oldest_and_the_shortest():
     runs = [Fake(0, 500), Fake(1, 300), Fake(2, 10)]
     assert [(r.order, n) for r, n in share(runs, 64)] == [(0, 32), (2, 10), (1, 22)]
     assert [(r.order, n) for r, n in share(runs[:1], 64)] == [(0, 64)] and share([], 64) == [] and share(runs, 0) == []
+
+
+def test_a_reader_that_rests_loses_nothing_and_waits_for_no_end():
+    """The first piece comes at once, what is made meanwhile together, the last one without the rest of the rest."""
+    job, began = Job([1], [SamplingParams()]), time.monotonic()
+    batches = job.batches(0.05, pace=20.0)
+    job.put(Piece(0, "a"))
+    assert [p.text for p in next(batches)] == ["a"]
+    maker = threading.Timer(0.1, lambda: [job.put(Piece(0, "b")), job.put(Piece(0, "c")), job.put(Piece(0, reason="stop"), over=True)])
+    maker.start()
+    assert [p.text for p in next(batches)] == ["b", "c", ""] and next(batches, None) is None
+    assert time.monotonic() - began < 10
+    failed = Job([1], [SamplingParams()])
+    failed.put(Piece(0, "a"))
+    failed.put(Bw24Error("no memory"), over=True)
+    found = failed.batches(0.05, pace=20.0)
+    assert [p.text for p in next(found)] == ["a"]
+    with pytest.raises(Bw24Error, match="no memory"):
+        next(found)
+    assert next(Job([1], [SamplingParams()]).batches(0.01)) == []
 
 
 def test_a_full_queue_and_bad_prompts_are_refused(engine, model):

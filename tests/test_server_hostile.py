@@ -197,11 +197,11 @@ def test_a_request_that_does_not_arrive_is_cut_off():
 
 
 def test_clients_that_vanish_at_every_moment(server):
-    body = json.dumps({"messages": HI, "max_tokens": 300, "ignore_eos": True, "stream": True}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    request = head % len(body) + body
     rng = random.Random(1)
-    for _ in range(60):
+    for turn in range(90):
+        body = json.dumps({"messages": HI, "max_tokens": 300, "ignore_eos": True, "stream": turn % 3 > 0}).encode()
+        request = head % len(body) + body
         with socket.create_connection(("127.0.0.1", server.port)) as s:
             s.sendall(request[: rng.randrange(len(request) + 200)])
             if rng.random() < 0.5:
@@ -209,6 +209,7 @@ def test_clients_that_vanish_at_every_moment(server):
             if rng.random() < 0.5:
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # reset instead of a close
     assert server.idle(20)["rows"] == 0
+    assert "Traceback" not in server.log.read_text(errors="replace")  # to leave is no defect
 
 
 def test_paths_that_try_tricks(server):

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 
 class DraftingScheduler(Scheduler):
-    """As Scheduler, for an engine with a drafter. k: drafts a round, AUTO for as many as pay; mode: RACE or REJECT. Raises Bw24Error."""
+    """As Scheduler, for an engine with a drafter. k: drafts a round, AUTO for as many as pay; mode: RACE or REJECT; synthetic: as for Drafted, for
+    measuring. Raises Bw24Error."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, *, k: int = AUTO, mode: str = RACE, **settings: Any):
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, *, k: int = AUTO, mode: str = RACE, synthetic: float = 0.0, **settings: Any):
         check_depth(engine, k)
-        self.k, self.mode, self.rounds = k, mode, Rounds()
+        self.k, self.mode, self.synthetic, self.rounds = k, mode, synthetic, Rounds()
         super().__init__(engine, tokenizer, **settings)
 
     def sequence(self) -> Any:
-        return Drafted(self.engine, self.k, speculate.sampling.SamplingParams(), sampling_mode=self.mode)
+        return Drafted(self.engine, self.k, speculate.sampling.SamplingParams(), sampling_mode=self.mode, synthetic=self.synthetic)
 
     def _sequence(self, run: _Run) -> Any:
         return self._prepare(run, super()._sequence(run))

@@ -94,6 +94,8 @@ def failure(error: Exception) -> ApiError:
     """What a client is told of an exception; a defect is logged and shown without its details."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ClientGone):
+        return ApiError(499, "the client has left", kind="cancelled")  # nobody reads it; the access log shows it
     log.error("request %s failed", g.get("request_id", "?") if has_request_context() else "(streaming)", exc_info=error)
     return ApiError(500, "the server failed on this request; its log says how")
 
