@@ -22,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import synth_deepseek  # noqa: E402
 import synth_gemma4  # noqa: E402
 import synth_moe  # noqa: E402
 from bw24.errors import Bw24Error  # noqa: E402
@@ -107,6 +108,12 @@ SHAPES: dict[str, Shape] = {
     "hy3-mini": Shape("hy_v3", 8192, 1024, 13, 2048, 16, 4, 128, tied=False, context=8192, theta=11158840.0, extra=_moe(192, 8, 512, 1, 1)),
     "minimax-m2": Shape("minimax-m2", 200064, 3072, 62, 1536, 48, 8, 128, tied=False, context=196608, theta=5e6,
                         extra=_moe(256, 8, 1536, rotary=64)),
+    "deepseek-v2-lite": Shape("deepseek2", 102400, 2048, 27, 10944, 16, 1, 192, tied=False, context=163840, theta=1e4,
+                              extra=synth_deepseek.extra(128, 64, 128, 512, 0, False, **_moe(64, 6, 1408, 1, 2))),
+    "deepseek-v3": Shape("deepseek2", 129280, 7168, 61, 18432, 128, 1, 192, tied=False, context=163840, theta=1e4,
+                         extra=synth_deepseek.extra(128, 64, 128, 512, 1536, True, **_moe(256, 8, 2048, 3, 1, groups=8, kept=4))),
+    "deepseek-mini": Shape("deepseek2", 8192, 512, 4, 1024, 8, 1, 192, tied=False, context=8192, theta=1e4,
+                           extra=synth_deepseek.extra(128, 64, 128, 512, 256, True, **_moe(16, 4, 256, 1, 1, groups=4, kept=2))),
 }
 
 
@@ -214,6 +221,7 @@ FAMILIES = {
     "qwen35": Family(_qwen35_layer, _qwen35_keys, "qwen35"), "qwen35moe": Family(_qwen35_layer, _qwen35moe_keys, "qwen35"),
     "gemma4": Family(lambda s, i: synth_gemma4.layer(s, i, Tensor), synth_gemma4.keys, "gpt-2"),
     "hy_v3": Family(_moe_layer, synth_moe.keys, "qwen2"), "minimax-m2": Family(_moe_layer, synth_moe.keys, "qwen2"),
+    "deepseek2": Family(lambda s, i: synth_deepseek.layer(s, i, Tensor), synth_deepseek.keys, "deepseek-llm"),
 }
 
 

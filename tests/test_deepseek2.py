@@ -20,7 +20,10 @@ from bw24.engine import Engine, kv_bytes_per_token, parse_kv
 from bw24.errors import Bw24Error
 from bw24.gate import run_rows
 from bw24.gguf import GGUFWriter, open_gguf
+from bw24.gguf_latent import open_latent
+from bw24.info import facts
 from bw24.source import open_model
+from bw24.st_tensor import quantize
 from mini_model import MiniModel, f32
 from st_files import FIXTURES, copy_checkpoint, write_checkpoint
 from test_goldens_tiny import check_model
@@ -208,6 +211,66 @@ def test_the_converted_file_has_the_directory_s_bits(tmp_path, family):
         assert same(run_rows(e, reference(family)[0], 256), reference(family)[1])
     with open_gguf(tmp_path / "c.gguf") as file:
         assert file.tensors["blk.1.attn_k_b.weight"].shape == (12, 24, 4) and file.tensors["blk.1.attn_v_b.weight"].shape == (24, 16, 4)
+
+
+def joined(source: Path, path: Path, **changes: object) -> Path:
+    """A BF16 file as older converters wrote it: keys' and values' matrices in one, heads of the size that attention has before they are folded."""
+    with open_gguf(source) as file, GGUFWriter(path) as w:
+        meta = {**file.metadata, "deepseek2.attention.key_length": file.metadata["deepseek2.attention.key_length_mla"],
+                "deepseek2.attention.value_length": file.metadata["deepseek2.attention.value_length_mla"], **changes}
+        for key, value in meta.items():
+            if not key.startswith("tokenizer.") and not key.endswith("_mla"):
+                w.add(key, value)
+        for name, t in file.tensors.items():
+            if "attn_v_b" in name:
+                continue
+            if "attn_k_b" not in name:
+                w.add_tensor(name, t.type_name, t.shape, bytes(file.data(name)))
+                continue
+            raw = [np.frombuffer(file.data(n), np.uint16) for n in (name, name.replace("k_b", "v_b"))]
+            k, v = raw[0].reshape(t.shape[::-1]), raw[1].reshape(file.tensors[name.replace("k_b", "v_b")].shape[::-1])
+            both = np.ascontiguousarray(np.concatenate([k.swapaxes(1, 2), v], 1).reshape(-1, t.shape[1]))
+            w.add_tensor(name.replace("k_b", "kv_b"), "BF16", both.shape[::-1], both.tobytes())
+    return path
+
+
+def test_files_with_keys_and_values_in_one_matrix(tmp_path):
+    """BF16 halves give the same bits, and `info` knows the file."""
+    convert(FIXTURES / "deepseek_v3", tmp_path / "c.gguf", "keep")
+    path = joined(tmp_path / "c.gguf", tmp_path / "old.gguf")
+    with open_gguf(path) as file:
+        assert facts(file.header, device="cpu").refusal is None
+    with open_model(path) as model, Engine(model, threads=2, max_rows=256) as e:
+        assert same(run_rows(e, reference("deepseek_v3")[0], 256), reference("deepseek_v3")[1])
+    with pytest.raises(Bw24Error, match="expected 4 heads of 4 \\+ 16 rows"):
+        open_model(joined(tmp_path / "c.gguf", tmp_path / "bad.gguf", **{"deepseek2.attention.key_length": 12}))
+
+
+def decoded(kind: str, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    out = np.empty(shape, np.float32)
+    pointer = abi.ffi.cast("float *", abi.ffi.from_buffer(out))
+    abi.check(abi.lib().bw24_dequantize(abi.type_id(kind), abi.ffi.from_buffer(data), pointer, out.size))
+    return out
+
+
+def test_a_quantised_matrix_taken_apart(tmp_path):
+    """The values' rows are the file's own blocks; the keys' half, whose blocks run the other way, is Q8_0 of the decoded values."""
+    rng = np.random.default_rng(4)
+    path, values = tmp_path / "old.gguf", rng.standard_normal((3 * 96, 64)).astype(np.float32)
+    data = quantize(values, abi.type_id("Q4_0"), "x")
+    with GGUFWriter(path) as w:
+        w.add("general.architecture", "deepseek2")
+        for key, value in {"attention.head_count": 3, "attention.key_length": 96, "attention.value_length": 32, "rope.dimension_count": 32}.items():
+            w.add("deepseek2." + key, value)
+        w.add_tensor("blk.0.attn_kv_b.weight", "Q4_0", (64, 3 * 96), data.tobytes())
+    with open_gguf(path) as file:
+        latent = open_latent(file)
+        assert list(latent.tensors) == ["blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight"]
+        rows = data.reshape(3, 96, -1)
+        assert bytes(latent.data("blk.0.attn_v_b.weight")) == rows[:, 64:].tobytes()
+        keys = decoded("Q8_0", np.frombuffer(latent.data("blk.0.attn_k_b.weight"), np.uint8), (3, 64, 64))
+        want = decoded("Q4_0", data, (3, 96, 64))[:, :64].swapaxes(1, 2)
+        assert np.abs(keys - want).max() < 0.02
 
 
 CONFIGS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,3 +83,13 @@ def test_the_demonstration_says_identical(tmp_path, monkeypatch, capsys):
     assert out.rstrip().endswith("IDENTICAL") and "% of the experts in RAM" in out
     row = json.loads(record.read_text())
     assert row["identical"] and row["rounds"][0]["bw24"]["peak_experts_mb"] <= row["rounds"][0]["bw24"]["budget_mb"] * 1.05
+
+
+def test_latent_attention(tmp_path):
+    """A deepseek2 shape: the file's list is built, its sizes are those of the published model."""
+    path = tmp_path / "m.gguf"
+    assert synth_model.main(["deepseek-mini", "--type", "Q4_0", "--layers", "2", "-o", str(path)]) == 0
+    with open_model(path) as model:
+        assert model.builder.kvs == {"kv0": (1, 576, 0), "kv1": (1, 576, 0)} and model.builder.shared == {"kv0", "kv1"}
+    count = {name: sum(math.prod(t.shape) for t in synth_model.tensors_of(synth_model.SHAPES[name])) for name in ("deepseek-v2-lite", "deepseek-v3")}
+    assert round(count["deepseek-v2-lite"] / 1e9, 1) == 15.7 and round(count["deepseek-v3"] / 1e9) == 671

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import device as devices
@@ -14,6 +14,7 @@ from .build import ListBuilder, Params
 from .engine import available_memory, parse_kv, step_rows
 from .errors import Bw24Error
 from .gguf import Header, get
+from .gguf_latent import split_infos
 from .sizes import Sizes, predict
 from .source import architectures
 from .tokenizer import from_metadata
@@ -142,6 +143,7 @@ def facts(header: Header, kv: str | None = None, device: str = "auto", backend: 
         parameters += values
     refusal, need, mtp, place = None, [], 0, place_for(device, backend)
     try:
+        header = replace(header, tensors=split_infos(header.tensors, meta)) if any(".attn_kv_b." in n for n in header.tensors) else header
         described = describe(header)
         if ctx is not None and not 1 <= ctx <= described.context_length:
             raise Bw24Error(f"--ctx {ctx}: the model's context is 1..{described.context_length}")

@@ -221,7 +221,12 @@ def _open(path: Path, weights: str) -> Container:
         from .st_model import open_checkpoint  # here: a GGUF file needs none of it
 
         return open_checkpoint(path, weights)
-    return gguf.open_gguf(path)
+    file = gguf.open_gguf(path)
+    if any(".attn_kv_b." in name for name in file.tensors):
+        from .gguf_latent import open_latent
+
+        return open_latent(file)
+    return file
 
 
 def open_model(path: str | Path, weights: str = "auto") -> Model:
