@@ -18,9 +18,9 @@ from tiny_model import VOCAB, write_tiny
 pytest.importorskip("llguidance")
 FIXTURES = Path(__file__).parent / "fixtures" / "text"
 EOS, ENDS = 259, (257, 259)
-HERMES, TAGS, HY3, MINIMAX, GEMMA = (toolcalls.format_of(t) for t in (
-    "<tool_call>", "<function=", "<tool_sep :opensource>", "<minimax:tool_call>", "<|tool_call> <|channel>"))
-FORMATS = [HERMES, TAGS, toolcalls.GENERIC, HY3, MINIMAX, GEMMA]
+HERMES, TAGS, HY3, MINIMAX, GEMMA, DEEPSEEK = (toolcalls.format_of(t) for t in (
+    "<tool_call>", "<function=", "<tool_sep :opensource>", "<minimax:tool_call>", "<|tool_call> <|channel>", toolcalls.DEEPSEEK_SEP))
+FORMATS = [HERMES, TAGS, toolcalls.GENERIC, DEEPSEEK, HY3, MINIMAX, GEMMA]
 TRIP = {"type": "object", "$defs": {"stop": {"type": "object", "required": ["at"], "additionalProperties": False, "properties": {
             "at": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}, "next": {"$ref": "#/$defs/stop"}}}},
         "properties": {"note": {"type": ["string", "null"]}, "kind": {"enum": ["bus", "train"]}, "first": {"$ref": "#/$defs/stop"},
@@ -161,7 +161,7 @@ def test_required_calls_are_calls(tokenizer, known, seed):
             elif part.call.name == "trip":
                 fitting(part.call.arguments)
             else:
-                assert part.call.name == "stop" and (part.call.arguments == {} or known.name in ("hermes", "generic"))
+                assert part.call.name == "stop" and (part.call.arguments == {} or known.name in ("hermes", "generic", "deepseek"))
 
 
 def fitting(trip: dict) -> None:
@@ -181,11 +181,13 @@ WRITTEN = {
             "<arg_value:opensource>true</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>"),
     "minimax": ('<minimax:tool_call>\n<invoke name="trip">\n<parameter name="kind">bus</parameter>\n<parameter name="first">{"at": [1, 2.5]}'
                 '</parameter>\n<parameter name="on time">true</parameter>\n</invoke>\n</minimax:tool_call>'),
+    "deepseek": ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>trip<｜tool▁sep｜>{"kind": "bus", "first": {"at": [1, 2.5]}, "on time": true}'
+                 "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
     "gemma": '<|tool_call>call:trip{first:{at:[1,2.5]},kind:<|"|>bus<|"|>,<|"|>on time<|"|>:true}<tool_call|>',
 }
 
 
-@pytest.mark.parametrize("known", [HY3, MINIMAX, GEMMA], ids=lambda f: f.name)
+@pytest.mark.parametrize("known", [HY3, MINIMAX, GEMMA, DEEPSEEK], ids=lambda f: f.name)
 def test_calls_are_written_as_their_templates_write_them(tokenizer, known):
     tools, text = (("trip", TRIP, True), ("stop", {}, False)), WRITTEN[known.name]
     forced = Wish(tools=tools, calls="required", many=False)

@@ -1,4 +1,4 @@
-"""Whole replies of the four chat formats, written mark by mark from what they should mean: cut at every byte, each comes out as that."""
+"""Whole replies of the chat formats, written mark by mark from what they should mean: cut at every byte, each comes out as that."""
 
 from __future__ import annotations
 
@@ -77,7 +77,15 @@ def minimax(reply: Reply) -> str:
         x for x in (reply[1], "<minimax:tool_call>\n" + "\n".join(calls) + "\n</minimax:tool_call>" if calls else "") if x)
 
 
-WRITERS: dict[str, Callable[[Reply], str]] = {"qwen-tags": qwen, "gemma": gemma, "hy3": hy3, "minimax": minimax}
+def deepseek(reply: Reply) -> str:
+    mark = lambda words: f"<\uff5c{words.replace(' ', chr(0x2581))}\uff5c>"  # noqa: E731
+    calls = "".join(mark("tool call begin") + name + mark("tool sep") + json.dumps(arguments, ensure_ascii=False) + mark("tool call end")
+                    for name, arguments in reply[2])
+    block = mark("tool calls begin") + calls + mark("tool calls end") if calls else ""
+    return thought("<think>", "</think>", reply[0]) + reply[1] + block
+
+
+WRITERS: dict[str, Callable[[Reply], str]] = {"qwen-tags": qwen, "gemma": gemma, "hy3": hy3, "minimax": minimax, "deepseek": deepseek}
 REPLIES: list[Reply] = list(itertools.product(THOUGHTS, SAID, CALLS))
 
 

@@ -49,7 +49,15 @@ MINIMAX_CALL = ('<minimax:tool_call>\n<invoke name="weather">\n<parameter name="
                 '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>')
 JSON_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>'
 GEMMA_CALL = '<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>'
+DEEPSEEK_CALL = ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Paris\", \"days\": 3}<｜tool▁call▁end｜>"
+                 "<｜tool▁calls▁end｜>")
+R1_CALL = ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Paris\", \"days\": 3}\n```"
+           "<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
 CASES = [
+    ("deepseek", "</think>Sure." + DEEPSEEK_CALL, ("", "Sure.", [PARIS])),
+    ("deepseek", "<think>hm</think>" + R1_CALL, ("hm", "", [PARIS])),
+    ("deepseek", DEEPSEEK_CALL.replace("3}", "3"),
+     ("", DEEPSEEK_CALL.replace("3}", "3").removeprefix("<｜tool▁calls▁begin｜>"), [])),
     ("hermes", "Let me look.\n" + JSON_CALL, ("", "Let me look.", [PARIS])),
     ("hermes", "<think>\nHm, so.\n</think>\n\n" + JSON_CALL + "\n" + JSON_CALL, ("Hm, so.", "", [PARIS, PARIS])),
     ("hermes", JSON_CALL.removesuffix("\n</tool_call>"), ("", "", [PARIS])),
@@ -137,7 +145,7 @@ def test_raw_arguments_take_their_schemas_type(text, schema, value):
 def test_formats_are_found_by_their_templates(goldens):
     folder = goldens.parent / "templates"
     expected = {"Qwen-Qwen3-0.6B": "hermes", "Qwen3-Coder": "qwen-tags", "Qwen3.5-4B": "qwen-tags", "google-gemma-4-31B-it": "gemma",
-                "tencent-Hy3": "hy3", "MiniMax-M2": "minimax"}
+                "tencent-Hy3": "hy3", "MiniMax-M2": "minimax", "deepseek-ai-DeepSeek-V3.1": "deepseek"}
     for name, known in expected.items():
         assert format_of((folder / f"{name}.jinja").read_text(encoding="utf-8")).name == known
     assert format_of(None) is PLAIN and format_of("{{ messages }}") is PLAIN

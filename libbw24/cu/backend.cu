@@ -116,7 +116,7 @@ bool cu_kv_format(const bw_type_info *t, int *format) {
     return false;
 }
 KvPlace cu_kv_place(const bw_kv *kv) {
-    KvPlace p = {kv->offset, kv->klass, kv->desc.heads, kv->desc.dim, 0, 0};
+    KvPlace p = {kv->offset, kv->klass, kv->desc.heads, kv->desc.dim, 0, 0, kv->desc.shared};
     cu_kv_format(kv->desc.kt, &p.k);
     cu_kv_format(kv->desc.vt, &p.v);
     return p;
@@ -132,7 +132,7 @@ static size_t cuda_kv_page_bytes(const bw_kv_desc *d) {
     if (!cuda_kv_supported(d)) return 0;
     cu_kv_format(d->kt, &k);
     cu_kv_format(d->vt, &v);
-    return (size_t)d->heads * ((size_t)kv_bytes(k, d->dim) + kv_bytes(v, d->dim));
+    return (size_t)d->heads * ((size_t)kv_bytes(k, d->dim) + (d->shared ? 0 : kv_bytes(v, d->dim)));
 }
 
 static uint8_t *cuda_page_new(bw24_model *m, int klass) {
@@ -372,6 +372,7 @@ static int resolve_step(bw24_model *m, bw_list *l, const bw_step *st) {
     case BW_OP_PICK_ROWS: c.kind = CU_PICK; break;
     case BW_OP_CONV: c.kind = CU_CONV; rc = cu_resolve_fold(m, l, st->first, &c); break;
     case BW_OP_DELTA: c.kind = CU_DELTA; rc = cu_resolve_fold(m, l, st->first, &c); break;
+    case BW_OP_PERHEAD: c.kind = CU_PERHEAD; rc = cu_resolve_perhead(m, l, st->first); break;
     case BW_OP_EXPERTS: c.kind = CU_EXPERTS; rc = cu_resolve_experts(m, l, st->first, &c); break;
     default: return refuse(l, st->first);
     }

@@ -41,7 +41,7 @@ struct CuMatrix {
 struct CuRope { int rot; double base, scale; const bw_tensor *ff; double *inv; float *cs; };
 
 /* one launch of a step, resolved; a plan step is one or several */
-enum CuKind { CU_EMBED, CU_ROWS, CU_HEADS, CU_LINEARS, CU_ATTEND, CU_PICK, CU_CONV, CU_DELTA, CU_EXPERTS };
+enum CuKind { CU_EMBED, CU_ROWS, CU_HEADS, CU_LINEARS, CU_ATTEND, CU_PICK, CU_CONV, CU_DELTA, CU_EXPERTS, CU_PERHEAD };
 struct CuStep {
     CuKind kind;
     const bw_step *step;
@@ -73,7 +73,7 @@ struct CuMix {
     int out;                   /* buffer of sum or y */
 };
 /* scratch of EXPERTS, shared by the layers and lists of a model; a pair is (row, slot) */
-enum MoePart { MOE_H, MOE_U, MOE_D, MOE_MID, MOE_ORDER, MOE_COUNT, MOE_PARTS };
+enum MoePart { MOE_H, MOE_U, MOE_D, MOE_MID, MOE_ORDER, MOE_COUNT, MOE_HEADS /* inputs of PERHEAD */, MOE_PARTS };
 struct CuMoe { void *mem[MOE_PARTS]; size_t bytes[MOE_PARTS]; };
 
 /* one layer of the spill */
@@ -179,7 +179,11 @@ int cu_resolve_replay(bw24_model *m, bw_list *l);
 void cu_resolve_gdn(bw24_model *m, bw_list *l);
 /* mixture.cu: after the list's steps and their quantised outputs are known */
 int cu_resolve_mixtures(bw24_model *m, bw_list *l);
-/* experts.cu */
+/* perhead.cu; bytes: of scratch */
+int cu_resolve_perhead(bw24_model *m, bw_list *l, int op);
+uint64_t cu_perhead_bytes(const bw24_model *m, const bw_op *op);
+/* experts.cu; kernels: NULL where units have none */
+const ExpertKernels *cu_expert_kernels(const LinearKernels *k);
 int cu_resolve_experts(bw24_model *m, bw_list *l, int op, CuStep *c);
 void cu_drop_graphs(CuList *s);
 int cu_probe(bw24_ctx *c, bool all, bw24_rates *out); /* probe.cu */

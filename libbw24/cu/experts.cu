@@ -77,7 +77,7 @@ int cu_resolve_experts(bw24_model *m, bw_list *l, int index, CuStep *c) {
 }
 
 /* ---- running */
-static void product(Pass &p, const ExpertKernels *k, ExpertArgs a, int pairs) {
+void run_products(Pass &p, const ExpertKernels *k, ExpertArgs a, int pairs) {
     enum { MOST = 32768 }; /* blocks along y */
     if (!k) {
         size_t shared = (size_t)a.n_mats * (size_t)((a.m[0].cols + 255) / 256) * 32 * sizeof(float);
@@ -118,14 +118,14 @@ static void gate_up(Pass &p, const CuExperts &x, ExpertArgs a, int n, int pairs,
     if (!apart) {
         a.n_mats = 2;
         a.yo = mid;
-        return product(p, x.k[BW_EXP_GATE], a, pairs);
+        return run_products(p, x.k[BW_EXP_GATE], a, pairs);
     }
     float *u = (float *)p.s->moe.mem[MOE_U];
     a.n_mats = 1;
-    product(p, x.k[BW_EXP_GATE], a, pairs);
+    run_products(p, x.k[BW_EXP_GATE], a, pairs);
     a.m[0] = a.m[1];
     a.y = u;
-    product(p, x.k[BW_EXP_UP], a, pairs);
+    run_products(p, x.k[BW_EXP_UP], a, pairs);
     launch(*p.q, k_experts_glu, dim3((unsigned)((ff + 255) / 256), (unsigned)pairs), 256, 0, h, (const float *)u, (const int *)a.order, mid, ff, a.gelu, a.fault,
            a.op);
 }
@@ -151,7 +151,7 @@ static void down_products(Pass &p, const CuStep &c, const int *order, int pairs)
     a.x = cu_pair_acts(p, x, rows_of(p, c) * x.top);
     a.xf = (float *)p.s->moe.mem[MOE_H];
     a.y = (float *)p.s->moe.mem[MOE_D];
-    product(p, x.k[BW_EXP_DOWN], a, pairs);
+    run_products(p, x.k[BW_EXP_DOWN], a, pairs);
 }
 
 void run_expert_products(Pass &p, const CuStep &c, const int *order, int pairs) {

@@ -262,6 +262,10 @@ static void run_attend(Pass &p, const CuStep &c) {
     a.o = p.s->pieces;
     a.nl = p.s->piece_nl;
     bool split = n <= p.s->split_rows;
+    if (a.kv.shared) { /* one part a head: the plain kernel reads it twice */
+        p.quantised[(size_t)out] = 0;
+        return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.keys);
+    }
     if (!split && p.m->ctx->fast_prefill && attend_class_fast(*p.q, a, p.keys)) {
         p.quantised[(size_t)out] = 0;
         return;
@@ -304,6 +308,7 @@ static void run_step(Pass &p, const CuStep &c) {
     case CU_CONV: return run_conv(p, c);
     case CU_DELTA: return run_delta(p, c);
     case CU_EXPERTS: return run_experts(p, c);
+    case CU_PERHEAD: return run_perhead(p, c);
     }
 }
 

@@ -60,6 +60,10 @@ int run_gdn(Pass &p, size_t i);
 /* experts.cu. products: act(gate x) * up x of the pairs of `order` (NULL: all), then down of it, to MOE_D by pair */
 void run_experts(Pass &p, const CuStep &c);
 void run_expert_products(Pass &p, const CuStep &c, const int *order, int pairs);
+/* k's products of pairs, in launches of at most 32768 */
+void run_products(Pass &p, const ExpertKernels *k, ExpertArgs a, int pairs);
+/* perhead.cu */
+void run_perhead(Pass &p, const CuStep &c);
 /* split.cu: an EXPERTS op of which the processor computes a part; false: the card has all that the step wants */
 bool run_split(Pass &p, const CuStep &c);
 void split_begin(Pass &p);                  /* of a pass */

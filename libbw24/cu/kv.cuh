@@ -25,8 +25,9 @@ __host__ __device__ constexpr int kv_bytes(int f, int d) {
 struct KvPlace {
     size_t offset;
     int klass, heads, dim, k, v; /* formats */
+    int shared;                  /* the K part is the V part */
 };
-__host__ __device__ inline size_t kv_head_bytes(const KvPlace &p) { return (size_t)kv_bytes(p.k, p.dim) + kv_bytes(p.v, p.dim); }
+__host__ __device__ inline size_t kv_head_bytes(const KvPlace &p) { return (size_t)kv_bytes(p.k, p.dim) + (p.shared ? 0 : kv_bytes(p.v, p.dim)); }
 
 /* code byte of column d in a row of q8_0 codes */
 __host__ __device__ inline int q8_place(int d) { int w = (d & 31) >> 2; return (d & ~31) + (w < 4 ? 2 * w : 2 * w - 7) * 4 + (d & 3); }
@@ -109,7 +110,7 @@ __device__ __forceinline__ void kv_put_values(int f, uint8_t *part, int D, int j
 /* KV_APPEND of one row by a block; k, v: [heads][dim] */
 __device__ __forceinline__ void kv_append(const KvPlace &p, uint8_t *page, int slot, const float *k, const float *v, int *fault, int op) {
     const int lane = threadIdx.x & 31, groups = (p.dim + 31) / 32;
-    for (int g = threadIdx.x >> 5; g < 2 * p.heads * groups; g += blockDim.x >> 5) {
+    for (int g = threadIdx.x >> 5; g < (p.shared ? 1 : 2) * p.heads * groups; g += blockDim.x >> 5) {
         int value = g >= p.heads * groups, i = value ? g - p.heads * groups : g, h = i / groups, d = i % groups * 32 + lane;
         uint8_t *part = page + h * kv_head_bytes(p) + (value ? kv_bytes(p.k, p.dim) : 0);
         kv_put_values(value ? p.v : p.k, part, p.dim, slot, d, d < p.dim ? __ldcg((value ? v : k) + h * p.dim + d) : 0.0f, fault, op);

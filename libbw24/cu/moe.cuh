@@ -36,7 +36,7 @@ struct ExpertArgs {
     ExpertMatrix m[2];    /* gate and up, or one */
     ExpertMatrix shared[2];
     int slots;            /* pairs a row: top, or one more */
-    const float *route;   /* [rows][2 top]: weights, then ids */
+    const float *route;   /* [rows][2 top]: weights, then ids; NULL: slot s has expert s (PERHEAD) */
     const int *order;     /* the pairs to be computed, by expert, or NULL: all as they come */
     int n_mats, top, per_pair; /* per_pair: x has a row a pair, else a row a row */
     Acts x;

@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(128) k_attend_any(AttendArgs a, StepRow
     const AnyQuery aq = {x, code, delta};
     float N = 0.0f, L = 0.0f, O[ATTEND_MAX_DIM / 128];
     for (int b = r.lo / PIECE; b * PIECE < r.hi; b++) {
-        const uint8_t *part = r.pages[b] + a.kv.offset + (head / (a.heads / a.kv.heads)) * kv_head_bytes(a.kv), *v = part + kv_bytes(a.kv.k, D);
+        const uint8_t *part = r.pages[b] + a.kv.offset + (head / (a.heads / a.kv.heads)) * kv_head_bytes(a.kv), *v = part + (a.kv.shared ? 0 : kv_bytes(a.kv.k, D));
         int j0 = max(0, r.lo - b * PIECE), j1 = min(PIECE, r.hi - b * PIECE);
         if (t < PIECE) {
             u[t] = t >= j0 && t < j1 ? any_score(a.kv, part, t, aq) * a.c : 0.0f;

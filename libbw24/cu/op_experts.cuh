@@ -97,7 +97,9 @@ template <class U> struct UnitRegs {
     }
 };
 
-__device__ __forceinline__ int expert_of(const float *route, int top, int row, int slot) { return (int)__ldcg(route + (size_t)row * 2 * top + top + slot); }
+__device__ __forceinline__ int expert_of(const float *route, int top, int row, int slot) {
+    return route ? (int)__ldcg(route + (size_t)row * 2 * top + top + slot) : slot; /* PERHEAD has none */
+}
 __device__ __forceinline__ float expert_scale(const ExpertMatrix &m, int id) { return m.scales ? __ldg(m.scales + id) : m.scale; }
 
 template <class U, class X> __device__ __forceinline__ void fold_to(const UnitRegs<U> &u, const X &x, int lane, float *to) {

@@ -17,7 +17,7 @@ static __global__ void __launch_bounds__(256) k_experts_float(ExpertArgs a) {
     pdl_trigger();
     pdl_wait();
     const int pair = a.order ? __ldcg(a.order + blockIdx.y) : blockIdx.y, row = pair / a.top;
-    const int id = (int)__ldcg(a.route + (size_t)row * 2 * a.top + a.top + pair % a.top);
+    const int id = a.route ? (int)__ldcg(a.route + (size_t)row * 2 * a.top + a.top + pair % a.top) : pair % a.top; /* PERHEAD has none */
     const float *x = a.xf + (size_t)(a.per_pair ? pair : row) * cols;
     for (int k = warp; k < a.n_mats * S; k += 8) {
         const ExpertMatrix &m = a.m[k >= S];

@@ -42,13 +42,14 @@ static uint64_t weights(const bw24_model *m, uint64_t *experts) {
     return total;
 }
 
-/* scratch of EXPERTS, shared by layers */
+/* scratch of EXPERTS and PERHEAD, shared by layers */
 static uint64_t moe(const bw24_model *m) {
-    uint64_t h = 0, d = 0, mid = 0;
+    uint64_t h = 0, d = 0, mid = 0, heads = 0;
     for (int k = 0; k < m->n_lists; k++) {
         const bw_list *l = m->lists[k];
         for (int i = 0; i < l->n_ops; i++) {
             const bw_op *op = &l->ops[i];
+            if (op->code == BW_OP_PERHEAD && cu_perhead_bytes(m, op) > heads) heads = cu_perhead_bytes(m, op);
             if (op->code != BW_OP_EXPERTS) continue;
             int part;
             const bw_tensor *scale, *gate = bw_expert_part(op, BW_EXP_GATE, 0, &part, &scale), *up = bw_expert_part(op, BW_EXP_UP, 0, &part, &scale),
@@ -63,7 +64,7 @@ static uint64_t moe(const bw24_model *m) {
             mid = need > mid ? need : mid;
         }
     }
-    return granted(h) + granted(d) + granted(mid);
+    return granted(h) + granted(d) + granted(mid) + granted(heads);
 }
 
 /* (n, l, o) of attention's pieces for the rows that fit SPLIT_BYTES */

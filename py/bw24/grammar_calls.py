@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import Bw24Error
-from .toolcalls import QUOTE, Format, kinds_of, resolved
+from .toolcalls import DEEPSEEK_SEP, QUOTE, Format, kinds_of, resolved
 
 BLANKS = "/[ \\n\\r\\t]*/"
 LAYOUT = {"whitespace_pattern": "(\\n[ ]{0,40}|[ ])?"}  # between a document's parts: a model must not fill its reply with blanks
@@ -79,6 +79,16 @@ def _json(tools: Tools, known: Format, many: bool) -> Form:
         arguments = form.schema(f"arguments_{t}", schema)
         words = ["{", json.dumps("name"), ":", json.dumps(name), ",", json.dumps("arguments"), ":"]
         form.rules.append(f"f_{t}: {' gap '.join(quoted(w) for w in words)} gap {arguments} gap {quoted('}')}")
+    form.rules.append(f"one: {_choice(f'f_{t}' for t in range(len(tools)))}")
+    return form
+
+
+def _deepseek(tools: Tools, known: Format, many: bool) -> Form:
+    """V3.1's way: a name, a mark, the arguments as JSON."""
+    outer, (opening, closing) = known.noise, known.call
+    form = Form(outer[0], f"item{'+' if many else ''} {quoted(outer[1])}", None, [f"item: {quoted(opening)} one {quoted(closing)} {BLANKS}"])
+    for t, (name, schema, _) in enumerate(tools):
+        form.rules.append(f"f_{t}: {quoted(name + DEEPSEEK_SEP)} {form.schema(f'arguments_{t}', schema)}")
     form.rules.append(f"one: {_choice(f'f_{t}' for t in range(len(tools)))}")
     return form
 
@@ -249,4 +259,4 @@ def _gemma(tools: Tools, known: Format, many: bool) -> Form:
 
 
 FORMS: dict[str, Callable[[Tools, Format, bool], Form]] = {
-    "hermes": _json, "generic": _json, "qwen-tags": _qwen, "hy3": _hy3, "minimax": _minimax, "gemma": _gemma}
+    "hermes": _json, "generic": _json, "qwen-tags": _qwen, "hy3": _hy3, "minimax": _minimax, "gemma": _gemma, "deepseek": _deepseek}

@@ -244,6 +244,27 @@ def read_gemma(body: str, schemas: Schemas) -> list[Call] | None:
     return [Call(name, arguments)] if name and reader.at == len(reader.text) else None
 
 
+def _section(words: str) -> str:
+    """A mark as DeepSeek spells it: full-width bars, and for each blank the block that vocabularies write for one."""
+    return "<\uff5c" + words.replace(" ", "\u2581") + "\uff5c>"
+
+
+DEEPSEEK_SEP = _section("tool sep")
+_FENCED = re.compile(r"\s*([^\n`]+)\n```json\n(.*)\n```\s*", re.S)
+
+
+def read_sectioned(body: str, schemas: Schemas) -> list[Call] | None:
+    """`NAME` and its arguments as JSON with a mark between: DeepSeek V3.1. V3 and R1 write `function`, the mark, NAME and a fenced block."""
+    name, sep, rest = body.partition(DEEPSEEK_SEP)
+    fenced = _FENCED.fullmatch(rest) if name.strip() == "function" else None
+    name, rest = fenced.groups() if fenced else (name, rest)
+    try:
+        arguments = json.loads(rest)
+    except (ValueError, RecursionError):
+        return None
+    return [Call(name.strip(), arguments)] if sep and name.strip() and isinstance(arguments, dict) else None
+
+
 # ---- formats
 
 
@@ -257,6 +278,9 @@ FORMATS: tuple[tuple[Callable[[str], bool], Format], ...] = (
      Format("hy3", ("<think:opensource>", "</think:opensource>"), ("<tool_call:opensource>", "</tool_call:opensource>"), None, read_keyed,
             ("<tool_calls:opensource>", "</tool_calls:opensource>"), ("<tool_sep:opensource>", "<arg_key:opensource>",
              "</arg_key:opensource>", "<arg_value:opensource>", "</arg_value:opensource>"), closed=True)),
+    (lambda t: DEEPSEEK_SEP in t,
+     Format("deepseek", THINK, (_section("tool call begin"), _section("tool call end")), None, read_sectioned,
+            (_section("tool calls begin"), _section("tool calls end")), (DEEPSEEK_SEP,))),
     (lambda t: "<minimax:tool_call>" in t, Format("minimax", THINK, ("<minimax:tool_call>", "</minimax:tool_call>"), None, read_invoke)),
     (lambda t: "<|tool_call>" in t and "<|channel>" in t,
      Format("gemma", ("<|channel>thought", "<channel|>"), ("<|tool_call>", "<tool_call|>"), None, read_gemma, ("<channel|>",),
