@@ -25,7 +25,7 @@ from bw24.info import facts
 from bw24.source import open_model
 from bw24.st_tensor import quantize
 from mini_model import MiniModel, f32
-from st_files import FIXTURES, copy_checkpoint, write_checkpoint
+from st_files import FIXTURES, bf16, copy_checkpoint, write_checkpoint
 from test_goldens_tiny import check_model
 from test_ops_mixed import ISAS, op_text, run
 
@@ -293,6 +293,25 @@ def test_configs_that_are_refused(tmp_path, case):
     write_checkpoint(tmp_path, copy_checkpoint(family, tmp_path, **changes))
     with pytest.raises(Bw24Error, match=message), open_model(tmp_path) as model, Engine(model):
         pass
+
+
+def test_the_mtp_block(tmp_path):
+    """A checkpoint's block after the trunk is a second list; every backend gives it the same bits, and the trunk is what it was."""
+    tensors, rng = copy_checkpoint("deepseek_v3", tmp_path), np.random.default_rng(9)
+    tensors |= {n.replace("layers.1.", "layers.2."): t for n, t in tensors.items() if "layers.1." in n}
+    for name, shape in (("eh_proj", (32, 64)), ("enorm", (32,)), ("hnorm", (32,)), ("shared_head.norm", (32,))):
+        tensors[f"model.layers.2.{name}.weight"] = bf16(rng.standard_normal(shape) * 0.2 + len(shape) % 2)
+    write_checkpoint(tmp_path, tensors)
+    ids, want = reference("deepseek_v3")
+    found = []
+    for settings in ({"backend": "ref"}, *({"isa": i} for i in ISAS)):
+        with open_model(tmp_path) as model, Engine(model, threads=2, max_rows=256, draft=True, **settings) as e:
+            assert same(run_rows(e, ids, 256), want)
+            hidden = np.random.default_rng(1).standard_normal((60, e.n_hidden)).astype(np.float32)
+            with e.sequence("mtp") as seq:
+                parts = [e.step_hidden([(seq, t, True) for t in ids[i:j]], hidden[i:j]) for i, j in ((0, 40), (40, 41), (41, 60))]
+            found.append(np.concatenate([np.concatenate(p, 1) for p in parts]))
+    assert all(same(x, found[0]) for x in found) and np.abs(np.diff(found[0][:, :96], axis=0)).max() > 0.1
 
 
 def test_a_sigmoid_router_without_its_bias_is_refused(tmp_path):
