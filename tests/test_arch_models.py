@@ -271,6 +271,7 @@ BAD = {
     "more experts than there are": ({"expert_used_count": 9}, None, "expert_used_count: 9 of 8"),
     "other number of experts": ({"expert_count": 16}, None, "8 rows for 16 experts"),
     "no experts": ({}, "blk.2.ffn_down_exps.weight", "ffn_down_exps"),
+    "no gates": ({}, "blk.2.ffn_gate_exps.weight", "ffn_gate_exps.weight is missing"),
     "no router": ({}, "blk.2.ffn_gate_inp.weight", "ffn_gate_inp.weight is missing"),
     "no state matrix": ({}, "blk.1.ssm_a", "ssm_a"),
     "heads that do not divide": ({"ssm.time_step_rank": 3}, None, "3 value heads over 2 key heads"),

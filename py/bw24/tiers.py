@@ -86,8 +86,10 @@ def bank_of(model: Model, draft: Draft | None = None) -> Bank:
         if head != "EXPERTS" or fields["d"] not in model.file.tensors:
             continue
         op = (fields["g"], fields.get("u"), fields["d"])
-        size = sum(model.file.tensors[name].nbytes for name in op if name)
-        experts = model.file.tensors[op[2]].shape[2]
+        if lost := next((name for name in op if name and name not in model.file.tensors), None):
+            raise Bw24Error(f"tensor {lost} is missing")
+        size, shape = sum(model.file.tensors[name].nbytes for name in op if name), model.file.tensors[op[2]].shape
+        experts = shape[2] if len(shape) > 2 else 1
         ops.append(op)
         total += size
         visits += tops[fields["r"]]
