@@ -12,6 +12,7 @@ import numpy as np
 
 from ..build import ListBuilder, Params
 from ..errors import Bw24Error
+from ..gguf_types import quote
 
 _PRECISE = Context(prec=40)
 _TWO_PI = Decimal("6.283185307179586476925286766559005768394")
@@ -38,7 +39,7 @@ class Yarn:
         if kind in ("none", "linear"):
             return None
         if kind != "yarn":
-            raise Bw24Error(f"{hp.arch}.rope.scaling.type: '{kind}' is not supported, only none, linear and yarn")
+            raise Bw24Error(f"{hp.arch}.rope.scaling.type: {quote(kind)} is not supported, only none, linear and yarn")
         for key, plain in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("attn_factor", 1.0)):
             if (found := hp.float("rope.scaling." + key, plain, low=-1e6, high=1e6)) != plain:
                 raise Bw24Error(f"{hp.arch}.rope.scaling.{key}: {found} is not supported, only {plain}")
