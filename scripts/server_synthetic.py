@@ -23,17 +23,26 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "py"), str(ROOT / "scripts")]
 
 from bw24 import abi, bench_url  # noqa: E402
+from bw24.chat import ChatTemplate  # noqa: E402
 from bw24.scheduler_spec import DraftingScheduler  # noqa: E402
 from bw24.server import create_app  # noqa: E402
+from bw24.server.prompting import Prompter  # noqa: E402
 from bw24.server.service import Service  # noqa: E402
 from bw24.server.settings import Settings  # noqa: E402
 from server_bench import chat  # noqa: E402
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
 class Synthetic(Service):
     """A service whose drafts are accepted with probability `accept`; 0: no drafts are made."""
 
     accept, k = 0.0, 3
+
+    def _engine(self, model: Any) -> Any:
+        if model.chat_template is None:  # random weights come without one
+            self.prompter = Prompter(model.tokenizer, ChatTemplate(TEMPLATE, bos_token="", eos_token=""))
+        return super()._engine(model)
 
     def _scheduler(self, engine: Any, model: Any) -> Any:
         limits = {"cache_ram": self.settings.cache_ram, "queue_limit": self.settings.queue, "max_runs": self.settings.parallel}
