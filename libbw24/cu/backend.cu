@@ -599,6 +599,7 @@ static bw_backend make_backend() {
     b.forward = bw::cu_forward;
     b.greedy = bw::cu_greedy;
     b.draw = bw::cu_draw;
+    b.round = bw::cu_round;
     b.predict = bw::cu_predict;
     b.probe = bw::cu_probe;
     b.warm = bw::cu_warm;
