@@ -73,10 +73,11 @@ def spec(cell: dict[str, Any], model: Path, args: argparse.Namespace) -> dict[st
     from bw24.source import open_model
 
     with open_model(model) as opened:  # texts become this model's ids here, the same for both sides
+        context = min(opened.context_length, 8192)
         chosen = [{"class": cell["class"], "ids": opened.tokenizer.encode(text)} for text in classes[cell["class"]]]
     work.write_text(json.dumps(chosen), encoding="utf-8")
     command = [sys.executable, str(ROOT / "scripts" / "spec_peer.py"), str(model), str(work), "--server", str(args.peer_bin / "llama-server"),
-               "--draft-max", str(cell["k"]), "-n", str(args.tokens), "--count", str(len(chosen)), "--ctx", "8192"]
+               "--draft-max", str(cell["k"]), "-n", str(args.tokens), "--count", str(len(chosen)), "--ctx", str(context)]
     try:
         found = run_json(command)
     finally:
@@ -92,8 +93,11 @@ def line(cell: dict[str, Any], found: dict[str, Any]) -> str:
         ours, peer = found["ours"], found["peer"]
         return f"{what:<38} {then}; here {ours:.1f} / {peer:.1f} = {ours / peer:.2f}x ({found['low']:.2f}..{found['high']:.2f})"
     if "spec" in found:
-        s = found["spec"]
-        return f"{what:<38} {then}; here {json.dumps({k: s[k] for k in s if isinstance(s[k], (int, float))})}"
+        total = found["spec"]["total"]
+        a, b = total["ours_spec"], total["peer_spec"]
+        best = max(b["tokens_per_second"], total["peer_plain"]["tokens_per_second"])  # published beside the better of its two ways
+        return (f"{what:<38} {then}; here {a['tokens_per_second']:.1f} / {best:.1f} = {a['tokens_per_second'] / best:.2f}x, "
+                f"accepted {a.get('acceptance', 0):.3f} / {b.get('acceptance', 0):.3f}")
     return f"{what:<38} {then}; not run: {found.get('error', 'no --model for it')}"
 
 

@@ -22,6 +22,14 @@ def test_cells_without_a_file_are_listed(capsys):
     assert "qwen3.5-9b       plain @ 512" in out and "published 135.7 / 126.7 = 1.07x" in out
 
 
+def test_a_speculative_cell_in_one_line():
+    cell = {"model": "m", "kind": "spec", "k": 3, "class": "short code", "published": [3.0, 2.0]}
+    arm = lambda rate, share: {"tokens_per_second": rate, "acceptance": share}  # noqa: E731
+    total = {"ours_spec": arm(30, 0.9), "peer_spec": arm(10, 0.8), "peer_plain": arm(20, 0)}
+    text = board.line(cell, {"spec": {"total": total}})
+    assert "published 3.0 / 2.0 = 1.50x; here 30.0 / 20.0 = 1.50x, accepted 0.900 / 0.800" in text
+
+
 def test_wrong_keys_and_missing_peers_are_named(capsys):
     with pytest.raises(SystemExit, match="gpt=x: expected KEY=FILE with one of qwen3.5-9b"):
         board.main(["--rows", "original", "--model", "gpt=x", "--peer-bin", "."])
