@@ -220,16 +220,16 @@ def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[lis
             said.append(f"RED {name}: {drift:.3f} of the anchor's speed, lost over {len(before)} green rows; measure with --base ANCHOR")
         else:
             said.append(f"ok  {name}: {middle:.3f} ({low:.3f}..{high:.3f}), since the anchor {drift:.3f}")
-    if isinstance(counts[1], str):
+    loud = sum(u > DISTURBED for u in others)
+    if loud and (status == RED or loud > len(others) // 2):
+        status = UNMEASURED
+        said.append(f"NOT MEASURED: in {loud} of {len(others)} rounds others used more than {DISTURBED} cores (up to {max(others):.2f})")
+    if isinstance(counts[1], str):  # what follows depends on no clock, so that a loud machine excuses nothing
         status = RED
         said.append(f"RED acceptance: {counts[1]}")
     elif counts[0] != counts[1] and not accept_change:
         status = RED
         said.append(f"RED acceptance: rounds, drafted, accepted were {counts[0]}, are {counts[1]}; --accept-change REASON takes the new ones")
-    loud = sum(u > DISTURBED for u in others)
-    if loud and status == RED and counts[0] == counts[1] or loud > len(others) // 2:
-        status = UNMEASURED
-        said.append(f"NOT MEASURED: in {loud} of {len(others)} rounds others used more than {DISTURBED} cores (up to {max(others):.2f})")
     return status, said, cells
 
 

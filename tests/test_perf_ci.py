@@ -43,6 +43,7 @@ def test_acceptance_is_compared_as_integers():
     status, said, _ = judge([1.0] * 5, counts=lost)
     assert status == perf_ci.RED and "[[7, 21, 17]], are [[8, 24, 16]]" in said[-1]
     assert judge([1.0] * 5, counts=lost, reason="the head was trained again")[0] == perf_ci.GREEN
+    assert judge([1.0] * 5, LOUD, counts=lost)[0] == perf_ci.RED  # integers need no quiet machine
 
 
 def test_slow_drift_is_caught():
