@@ -164,6 +164,7 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
     const uint8_t *scales = w + 2 * U::HALF;
     p[0][0] = p[0][1] = p[1][0] = p[1][1] = 0.0f;
     constexpr bool EARLY = R == 1 && U::UNIT < 3072; /* all of the unit fits in registers */
+    constexpr bool APART = U::APART && R < 8; /* with 8 row slots its accumulators do not */
     typename U::Pack pk[2][2 * U::PACKS];
     typename U::Pair raw[2];
     RowScales sc[2];
@@ -179,18 +180,35 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
 #pragma unroll
     for (int s = 0; s < R; s++) {
         int c[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, ch[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+        int less[4] = {0, 0, 0, 0}, lessh[4] = {0, 0, 0, 0}; /* APART: what is taken off c and ch */
 #pragma unroll
         for (int k = 0; k < G; k++) {
             const int j = s * G + k, e = (j & 3) % U::GP;
             if (!e && !EARLY)
 #pragma unroll
                 for (int r = 0; r < 2; r++) pk[r][j / U::GP] = U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, r, lane);
-            uint32_t l0, h0, l1, h1;
-            U::unpack(pk[0][j / U::GP], e, l0, h0);
-            U::unpack(pk[1][j / U::GP], e, l1, h1);
-            if (F == FORM_S2 || F == FORM_S2M) { mma16(c, l0, l1, x.b[j].x); mma16(ch, h0, h1, x.b[j].y); }
-            else mma32<U::UNSIGNED>(c, l0, l1, h0, h1, x.b[j].x, x.b[j].y);
+            if constexpr (APART) {
+                const TableApart t0 = U::apart(pk[0][j / U::GP], e), t1 = U::apart(pk[1][j / U::GP], e);
+                if (F == FORM_S1) {
+                    mma32(c, t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], x.b[j].x, x.b[j].y);
+                    mma32(less, t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], x.b[j].x, x.b[j].y);
+                } else {
+                    mma16(c, t0.plus[0], t1.plus[0], x.b[j].x);
+                    mma16(ch, t0.plus[1], t1.plus[1], x.b[j].y);
+                    mma16(less, t0.minus[0], t1.minus[0], x.b[j].x);
+                    mma16(lessh, t0.minus[1], t1.minus[1], x.b[j].y);
+                }
+            } else {
+                uint32_t l0, h0, l1, h1;
+                U::unpack(pk[0][j / U::GP], e, l0, h0);
+                U::unpack(pk[1][j / U::GP], e, l1, h1);
+                if (F == FORM_S2 || F == FORM_S2M) { mma16(c, l0, l1, x.b[j].x); mma16(ch, h0, h1, x.b[j].y); }
+                else mma32<U::UNSIGNED>(c, l0, l1, h0, h1, x.b[j].x, x.b[j].y);
+            }
         }
+        if (APART)
+#pragma unroll
+            for (int i = 0; i < 4; i++) { c[i] -= less[i]; ch[i] -= lessh[i]; }
         const float2 d = x.delta(s), a = x.sum(s), z = x.low(s);
         if (R < 8 || !(s & 1))
 #pragma unroll

@@ -7,7 +7,7 @@
  * lane is both coalesced from device memory and free of bank conflicts from shared memory, and no transposition exists.
  * A matrix is units [row / 16][column / 256].
  *
- * A type gives: FORM, UNSIGNED (codes are 0 .. 255, not int8), GP (groups a pack), PACKS (packs a half and r), HALF and SCALE (bytes),
+ * A type gives: FORM, UNSIGNED (codes are 0 .. 255, not int8), APART (see TableApart), GP (groups a pack), PACKS (packs a half and r), HALF and SCALE (bytes),
  * load_pack, unpack -> two words of codes, fetch -> what the unit's scales hold for groups 2w and 2w + 1 of a row, pair -> these scales (a; b: second
  * scale, or the minimum of S1M; S2M: mins -> the two minima). Codes may come multiplied by a power of two that the scale takes back, exactly. A zero scale
  * or minimum may have either sign.
@@ -64,7 +64,7 @@ struct Pack4 { uint4 v; };
 /* four-bit codes: one 16-byte load holds 4 groups, low nibbles = word tig, high nibbles = word tig + 4 */
 struct Nibbles {
     static constexpr int GP = 4, PACKS = 1, HALF = 1024, SCALE = 256, UNIT = 2 * HALF + SCALE;
-    static constexpr bool UNSIGNED = false;
+    static constexpr bool UNSIGNED = false, APART = false;
     typedef Pack4 Pack;
     template <bool SHARED> static __device__ __forceinline__ Pack load_pack(const uint8_t *half, int, int r, int lane) {
         Pack p; p.v = ld16<SHARED>(half + r * 512 + lane * 16); return p;
@@ -120,9 +120,19 @@ __device__ __forceinline__ uint32_t table4(uint32_t sel, uint32_t pick, const ui
     return prmt(prmt(t[0], t[1], sel), prmt(t[2], t[3], sel), pick);
 }
 
+/* A value below zero and one above it lie in words of their own, the other's byte 0: a nibble whose bit 3 is set makes prmt repeat the top bit of a
+ * byte of the table, which is clear. Four prmt where signed codes take six. */
+struct TableApart { uint32_t plus[2], minus[2]; }; /* word tig, word tig + 4 */
+__device__ __forceinline__ TableApart table_apart(uint32_t w, uint32_t clear0, uint32_t clear1, uint32_t set0, uint32_t set1) {
+    const uint32_t v = w ^ 0x88888888u;
+    return {{prmt(clear0, clear1, w), prmt(clear0, clear1, w >> 16)}, {prmt(set0, set1, v), prmt(set0, set1, v >> 16)}};
+}
+
 /* E2M1 codes, values doubled; the low 16 bits of a word are word tig, the high 16 bits word tig + 4, columns ascending; one scale a half */
 struct U_NVFP4 : Nibbles {
     static constexpr Form FORM = FORM_S2;
+    static constexpr bool APART = true;
+    static __device__ __forceinline__ TableApart apart(const Pack &p, int c) { return table_apart(word_of(p.v, c), 0x03020100u, 0x0c080604u, 0x03020100u, 0x0c080604u); }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
         uint32_t w = word_of(p.v, c), sel = w & 0x77777777u, pick = ((w >> 1) & 0x44444444u) | 0x32103210u;
@@ -140,6 +150,11 @@ struct U_NVFP4 : Nibbles {
 /* nibbles as U_NVFP4's, values by IQ4's table; scales: for each pair of groups d (f16) and 32 + the factor of each, a byte */
 struct U_IQ4_XS : Nibbles {
     static constexpr Form FORM = FORM_S1;
+    static constexpr bool APART = true;
+    static __device__ __forceinline__ TableApart apart(const Pack &p, int c) { /* the lower half of the table is below zero */
+        TableApart t = table_apart(word_of(p.v, c), 0x4153687fu, 0x0a162331u, 0x26190d01u, 0x71594535u);
+        return {{t.minus[0], t.minus[1]}, {t.plus[0], t.plus[1]}};
+    }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
         uint32_t w = word_of(p.v, c), sel = w & 0x77777777u, pick = ((w >> 1) & 0x44444444u) | 0x32103210u;
@@ -170,7 +185,7 @@ struct U_Q8_0 : Nibbles {
 struct U_Q6_K {
     static constexpr Form FORM = FORM_S2;
     static constexpr int GP = 4, PACKS = 1, HALF = 1536, SCALE = 288, UNIT = 2 * HALF + SCALE;
-    static constexpr bool UNSIGNED = false;
+    static constexpr bool UNSIGNED = false, APART = false;
     struct Pack { uint4 v; uint2 h; };
     template <bool SHARED> static __device__ __forceinline__ Pack load_pack(const uint8_t *half, int, int r, int lane) {
         Pack p; p.v = ld16<SHARED>(half + r * 512 + lane * 16); p.h = ld8<SHARED>(half + 1024 + r * 256 + lane * 8); return p;
