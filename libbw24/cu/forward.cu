@@ -60,7 +60,7 @@ static void run_parts(Pass &p, const LinearKernels *k, LinearArgs a, bool glu, i
         return;
     }
     Acts x = a.x, xo = a.xo;
-    LinearPart part[3] = {a.part[0], a.part[1], a.part[2]};
+    LinearPart part[LINEAR_PARTS] = {a.part[0], a.part[1], a.part[2], a.part[3]};
     for (int r0 = 0; r0 < n; r0 += 8) {
         a.rows = n - r0 < 8 ? n - r0 : 8;
         a.x = acts_from(x, r0);
@@ -101,7 +101,7 @@ static void plain_linears(Pass &p, const CuStep &c, const Acts &x, const LinearN
         a.fault = p.rows.fault;
         a.op = st->lin0 + i;
         int taken = 0;
-        for (; i < st->n_lin && taken < 3; i++, taken++) {
+        for (; i < st->n_lin && taken < LINEAR_PARTS; i++, taken++) {
             const bw_op *next = &p.l->ops[st->lin0 + i];
             if (matrix_of(next)->k != k || (!k && taken)) break;
             LinearPart &part = a.part[taken];

@@ -5,7 +5,7 @@
 
 namespace bw {
 
-enum { MIX_ROWS = 8 }; /* most rows of a step in the short form: each is normalised by every block of the router */
+enum { MIX_ROWS = 32 }; /* most rows of a step in the short form: each is normalised by every block of the router */
 
 static bool reads(const bw_op *op, int buf) {
     int first = op->code == BW_OP_KV_APPEND || op->code == BW_OP_ROPE ? 0 : 1;

@@ -109,19 +109,17 @@ template <class U, class X> __device__ __forceinline__ void fold_to(const UnitRe
     to[lane >> 2] = p[0];
     to[8 + (lane >> 2)] = p[1];
 }
-/* grid (blocks of 32 outputs, pairs); a warp takes segments of two tiles, whose units are on their way together where registers allow.
- * Shared: the row, then [n_mats][segs][32] sums. */
+/* how many units a warp has on their way at once */
 template <class U> __host__ __device__ constexpr int units_at_once() { return U::HALF == 1024 && U::FORM == FORM_S1 ? 2 : 1; }
-template <class U> __global__ void __launch_bounds__(512, U::PACKS == 2 && U::FORM != FORM_S1 ? 1 : 2) k_experts(ExpertArgs a) {
-    extern __shared__ __align__(16) uint8_t expert_mem[];
+
+/* Products of pairs: a warp takes segments of two tiles, where registers allow together. Shared: the row, then [n_mats][segs][32] sums. */
+template <class U> __device__ __forceinline__ void expert_products(const ExpertArgs &a, uint8_t *mem) {
     constexpr int T = units_at_once<U>();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, S = a.m[0].segs;
-    float *part = (float *)(expert_mem + S * 352);
-    pdl_trigger();
-    pdl_wait();
+    float *part = (float *)(mem + S * 352);
     const int pair = a.order ? __ldcg(a.order + blockIdx.y) : blockIdx.y, row = pair / a.slots, slot = pair - row * a.slots;
     const bool own = slot < a.top;
-    copy_row(a.x, a.per_pair ? pair : row, S, expert_mem);
+    copy_row(a.x, a.per_pair ? pair : row, S, mem);
     bool copied = false;
     for (int k = warp; k < a.n_mats * S * (2 / T); k += blockDim.x >> 5) { /* a matrix, a segment, T == 1: a tile */
         const int task = k / (2 / T), tile = k % (2 / T), which = task >= S, seg = which ? task - S : task;
@@ -140,7 +138,7 @@ template <class U> __global__ void __launch_bounds__(512, U::PACKS == 2 && U::FO
             int l = lane;
             asm volatile("" : "+r"(l)); /* anew for each tile: registers are full */
             RowActs<U::FORM> x;
-            x.load(expert_mem, S, seg, l);
+            x.load(mem, S, seg, l);
             fold_to(u[t], x, l, part + task * 32 + (tile + t) * 16);
         }
     }
@@ -159,22 +157,18 @@ template <class U> __global__ void __launch_bounds__(512, U::PACKS == 2 && U::FO
     if (a.yo.q && n < a.m[0].rows) quant_group(a.yo, pair, n >> 5, lane, y, a.fault, a.op);
 }
 
-/* grid (tiles of 16 outputs, rows): all slots of a row. Shared: [slots][segs][16] sums, then [slots][16] products. */
-enum { DOWN_WARPS = 20 };
-template <class U> __global__ void __launch_bounds__(32 * DOWN_WARPS, 1) k_experts_down(DownArgs a) {
-    extern __shared__ float part[];
+/* Downs of all slots of a row, and their sums. Shared: [slots][segs][16] sums, then [slots][16] products. */
+template <class U> __device__ __forceinline__ void expert_downs(const DownArgs &a, float *part) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, S = a.m.segs, tasks = a.slots * S, row = blockIdx.y;
     const int n = blockIdx.x * 16 + (threadIdx.x & 15), first = threadIdx.x < 16 && n < a.m.rows;
     float *d = part + tasks * 16;
-    pdl_trigger();
-    pdl_wait();
-    float res = first && a.res ? __ldcg(a.res + (size_t)row * a.m.rows + n) : 0.0f, gate = first && a.gate ? __ldcg(a.gate + row) : 0.0f;
+    const float res = first && a.res ? __ldcg(a.res + (size_t)row * a.m.rows + n) : 0.0f, gate = first && a.gate ? __ldcg(a.gate + row) : 0.0f;
     for (int k = warp; k < tasks; k += warps) {
-        const int slot = k / S, seg = k - slot * S, id = slot < a.top ? expert_of(a.route, a.top, row, slot) : 0;
+        const int slot = k / S, seg = k - slot * S;
         const ExpertMatrix &m = slot < a.top ? a.m : a.shared;
         UnitRegs<U> u;
         PairActs<U::FORM> x;
-        u.load(expert_at(m, id) + ((size_t)blockIdx.x * S + seg) * U::UNIT, lane);
+        u.load(expert_at(m, slot < a.top ? expert_of(a.route, a.top, row, slot) : 0) + ((size_t)blockIdx.x * S + seg) * U::UNIT, lane);
         x.load(a.x, row * a.slots + slot, seg, lane);
         fold_to(u, x, lane, part + k * 16);
     }
@@ -196,6 +190,16 @@ template <class U> __global__ void __launch_bounds__(32 * DOWN_WARPS, 1) k_exper
     }
     if (a.y) a.y[(size_t)row * a.m.rows + n] = y;
     if (a.res) a.sum[(size_t)row * a.m.rows + n] = res + y;
+}
+
+/* products: grid (blocks of 32 outputs, pairs). downs (products.n_mats = 0): grid (tiles of 16 outputs, rows) */
+enum { EXPERT_WARPS = 16 };
+template <class U> __global__ void __launch_bounds__(32 * EXPERT_WARPS, U::HALF == 1024 ? 2 : 1) k_experts(ExpertArgs products, DownArgs downs) {
+    extern __shared__ __align__(16) uint8_t expert_mem[];
+    pdl_trigger();
+    pdl_wait();
+    if (products.n_mats) expert_products<U>(products, expert_mem);
+    else expert_downs<U>(downs, (float *)expert_mem);
 }
 
 } // namespace bw

@@ -82,7 +82,7 @@ template <class U> __device__ __forceinline__ void experts_glu(const ExpertGemmA
 
 /* grid (tiles of 64 pairs, blocks of 128 outputs; of 64 where gate and up come together). The result of pair order[i] stands in row i of yo, or in row
  * order[i] of y. */
-template <class U> __global__ void __launch_bounds__(256, 2) k_experts_gemm(ExpertGemmArgs a) {
+template <class U> __global__ void __launch_bounds__(256, GEMM_STAGES == 3 ? 2 : 1) k_experts_gemm(ExpertGemmArgs a) {
     extern __shared__ __align__(16) uint8_t raw[];
     ExpertShared<U> &sh = *(ExpertShared<U> *)raw;
     static_assert(sizeof(ExpertShared<U>) >= EXPERT_TILE * EXPERT_PITCH * sizeof(float), "finished values take the stages' place");

@@ -27,9 +27,10 @@ struct LinearPart {
 /* the NORM before a LINEAR of one row: every block normalises and quantises the row for itself, the first also writes it to y */
 struct LinearNorm { const float *x, *w; float *y; float eps; int l2, op; };
 
+enum { LINEAR_PARTS = 4 };
 /* parts are matrices over one input; a GLU has gate and up as parts 0 and 1 and writes act(gate) * up to part 0's y */
 struct LinearArgs {
-    LinearPart part[3];
+    LinearPart part[LINEAR_PARTS];
     Acts x;
     Acts xo;           /* GLU: the quantised result; xo.q NULL where nobody reads it */
     int n_parts, blocks; /* tile blocks of all parts (GLU: of one) */

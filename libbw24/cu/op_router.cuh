@@ -19,7 +19,7 @@ inline size_t router_shared(int cols) {
 }
 
 /* grid (pairs of outputs of part 0, then of part 1; rows) */
-static __global__ void __launch_bounds__(ROUTER_THREADS) k_router(RouterArgs a) {
+static __global__ void __launch_bounds__(ROUTER_THREADS, 2) k_router(RouterArgs a) {
     extern __shared__ __align__(16) float router_mem[];
     __shared__ RouteShared route;
     __shared__ int last;

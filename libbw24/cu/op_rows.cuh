@@ -121,6 +121,39 @@ __device__ __forceinline__ void row_norm(const RowOp &o, const float *x, float *
     }
 }
 
+/* a NORM of the whole row by the whole block; part: one float a segment */
+__device__ __forceinline__ void row_norm_wide(const RowOp &o, const float *x, float *y, float *part) {
+    enum { AT_ONCE = 4 };
+    const int lane = threadIdx.x & 31, n = o.n, S = (n + 255) / 256;
+    for (int s = threadIdx.x >> 5; s < S; s += blockDim.x >> 5) {
+        float v[8], p = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = s * 256 + j * 32 + lane < n ? x[s * 256 + j * 32 + lane] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) p = fmaf(v[j], v[j], p);
+        p = warp_tree(p);
+        if (!lane) part[s] = p;
+    }
+    __syncthreads();
+    float total = 0.0f;
+    for (int s = 0; s < S; s++) total = total + part[s];
+    const float r = 1.0f / sqrtf((o.i[1] ? total : total / (float)n) + o.f);
+    for (int c0 = threadIdx.x; c0 < n; c0 += blockDim.x * AT_ONCE) {
+        float v[AT_ONCE], w[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int c = c0 + k * blockDim.x;
+            v[k] = c < n ? x[c] : 0.0f;
+            w[k] = o.w && c < n ? __ldg(o.w + c) : 1.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int c = c0 + k * blockDim.x;
+            if (c < n) y[c] = o.w ? (v[k] * r) * w[k] : v[k] * r;
+        }
+    }
+}
+
 __device__ __forceinline__ void row_rope(const RowOp &o, float *x, int row) {
     const int heads = o.i[0], dim = o.i[1], half = o.i[2] / 2;
     const float *cs = o.cs + (size_t)row * o.i[2];
@@ -168,6 +201,7 @@ __device__ __forceinline__ void rows_quant(const RowsQuant &z, int row, int *fau
 /* One block a row; ops one after the other with a barrier between. want: the rows are the wanted ones. */
 static __global__ void __launch_bounds__(512, 2) k_rows(const RowOp *ops, int n_ops, int want, RowsQuant z, StepRows s) {
     __shared__ RouteShared route;
+    __shared__ float part[64];
     const int i = blockIdx.x;
     pdl_trigger();
     pdl_wait();
@@ -176,7 +210,8 @@ static __global__ void __launch_bounds__(512, 2) k_rows(const RowOp *ops, int n_
         float *y = o.y + (size_t)i * o.n;
         const float *a = o.a + (size_t)i * o.na, *b = o.b + (size_t)i * o.nb;
         if (k) __syncthreads();
-        if (o.code == ROW_NORM) row_norm(o, a, y);
+        if (o.code == ROW_NORM && o.i[0] == 1 && o.n <= 64 * 256) row_norm_wide(o, a, y, part);
+        else if (o.code == ROW_NORM) row_norm(o, a, y);
         else if (o.code == ROW_ROPE) row_rope(o, y, want ? s.want_row[i] : i);
         else if (o.code == ROW_ROUTE) row_route(o, a, y, route, s.fault);
         else if (o.code == ROW_APPEND) {

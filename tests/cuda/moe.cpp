@@ -151,7 +151,7 @@ template <class U> struct Mixture {
         ExpertArgs a = {};
         a.m[0] = gate.m; a.m[1] = up.m; a.shared[0] = sgate.m; a.shared[1] = sup.m;
         a.slots = slots; a.route = route.data(); a.n_mats = 2; a.top = top; a.x = x.a; a.yo = got.a; a.fault = &fault;
-        emu::launch([&] { k_experts<U>(a); }, dim3((ff + 31) / 32, rows * slots), 32 * min(tasks, 16));
+        emu::launch([&] { k_experts<U>(a, DownArgs()); }, dim3((ff + 31) / 32, rows * slots), 32 * min(tasks, 16));
         report(name, equal(want, got, rows * slots) && fault == NO_FAULT);
         std::vector<float> y((size_t)rows * width, NAN), sum(res), ry(y), rsum(res);
         for (int r = 0; r < rows; r++)
@@ -163,8 +163,8 @@ template <class U> struct Mixture {
                 rsum[(size_t)r * width + n] = res[(size_t)r * width + n] + v;
             }
         DownArgs d = {down.m, route.data(), top, got.a, y.data(), sdown.m, slots, shgate.data(), sum.data(), sum.data()};
-        const int t = slots * down.m.segs, rounds = (t + DOWN_WARPS - 1) / DOWN_WARPS;
-        emu::launch([&] { k_experts_down<U>(d); }, dim3((width + 15) / 16, rows), 32 * ((t + rounds - 1) / rounds));
+        const int t = slots * down.m.segs;
+        emu::launch([&] { k_experts<U>(ExpertArgs(), d); }, dim3((width + 15) / 16, rows), 32 * min(t, (int)EXPERT_WARPS));
         report("down, shared expert and residual", same(y, ry) && same(sum, rsum));
     }
     void many(const char *name) {
