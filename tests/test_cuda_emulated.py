@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CU = ROOT / "libbw24" / "cu"
-SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "op_attend", "op_attend_any", "op_attend_merge", "op_attend_fast")
+SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "op_attend", "op_attend_any", "op_attend_merge", "op_attend_fast",
+           "op_attend_shared")
 BARRIERS = """inline void bar_init(uint64_t *b, int) { emu::bar_init(b); }
 inline void bar_fence() {}
 inline void bar_issued(uint64_t *) {}
@@ -98,6 +99,12 @@ def test_attend_has_the_plain_kernels_bits(program, case):
     done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASS") == 5
+
+
+def test_keys_that_are_values_have_the_plain_kernels_bits(program):
+    done = subprocess.run([str(program), "5"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 12
 
 
 def test_a_missing_barrier_is_seen(tmp_path):

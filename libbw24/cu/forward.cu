@@ -5,6 +5,7 @@
 #include "forward.h"
 #include "op_attend_any.cuh"
 #include "op_attend_merge.cuh"
+#include "op_attend_shared.cuh"
 #include "op_float_few.cuh"
 #include "op_heads.cuh"
 #include "op_rows.cuh"
@@ -244,6 +245,17 @@ static bool attend_hot(Pass &p, const AttendArgs &a, bool split) {
     return false;
 }
 
+/* keys that are values: few rows share their pieces out, else the plain kernel walks them */
+static void attend_shared(Pass &p, const CuStep &c, AttendArgs &a, bool split) {
+    const int n = a.rows, blocks = a.max_pieces < 64 ? a.max_pieces : 64;
+    p.quantised[(size_t)c.out] = 0;
+    if (!split || a.kv.dim % 32) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.keys);
+    launch(*p.q, k_attend_shared, dim3((unsigned)blocks, (unsigned)a.heads, (unsigned)n), SHARED_THREADS, 0, a, p.keys);
+    if (c.quant_out) a.yo = acts_of(p, c.out, n);
+    launch(*p.q, k_attend_merge, dim3((unsigned)(a.heads * a.kv.dim / 32), (unsigned)n), MERGE, 0, a, p.keys);
+    p.quantised[(size_t)c.out] = c.quant_out;
+}
+
 static void run_attend(Pass &p, const CuStep &c) {
     const bw_op *op = &p.l->ops[c.first];
     const bw_kv *kv = &p.l->kvs[op->kv];
@@ -262,10 +274,7 @@ static void run_attend(Pass &p, const CuStep &c) {
     a.o = p.s->pieces;
     a.nl = p.s->piece_nl;
     bool split = n <= p.s->split_rows;
-    if (a.kv.shared) { /* one part a head: the plain kernel reads it twice */
-        p.quantised[(size_t)out] = 0;
-        return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.keys);
-    }
+    if (a.kv.shared) return attend_shared(p, c, a, split);
     if (!split && p.m->ctx->fast_prefill && attend_class_fast(*p.q, a, p.keys)) {
         p.quantised[(size_t)out] = 0;
         return;

@@ -5,6 +5,7 @@
 #include "op_attend_any.cuh"
 #include "op_attend_fast.cuh"
 #include "op_attend_merge.cuh"
+#include "op_attend_shared.cuh"
 
 using namespace bw;
 
@@ -50,13 +51,13 @@ struct Setup {
             pages.push_back(p);
             for (int h = 0; h < kv.heads; h++) {
                 fill_part_of(kv.k, p + kv.offset + h * head, kv.dim);
-                fill_part_of(kv.v, p + kv.offset + h * head + kv_bytes(kv.k, kv.dim), kv.dim);
+                if (!kv.shared) fill_part_of(kv.v, p + kv.offset + h * head + kv_bytes(kv.k, kv.dim), kv.dim);
             }
         }
         for (int i = 0; i < run.rows; i++) { pos.push_back(run.first + i); table.push_back(at); }
     }
-    Setup(const Case &c, int k, int v, int D) {
-        const KvPlace kv = {256, 0, c.kv_heads, D, k, v};
+    Setup(const Case &c, int k, int v, int D, int shared = 0) {
+        const KvPlace kv = {256, 0, c.kv_heads, D, k, v, shared};
         for (const Run &run : c.runs) { add_pages(kv, run); a.max_pieces = max(a.max_pieces, (run.first + run.rows) / PIECE + 2); }
         const int rows = (int)pos.size(), width = c.heads * D, ld = (rows + 127) / 128 * 128;
         q.resize((size_t)rows * width);
@@ -132,6 +133,21 @@ template <int K, int V, int D> void run(const Case &c) {
     }
 }
 
+/* keys that are values */
+static void run_shared(const Case &c, int format, int D) {
+    Setup t(c, format, format, D, 1);
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    emu::launch([=] { k_attend_any(a, s); }, dim3(a.rows, a.heads), 128);
+    const std::vector<float> ref = t.y;
+    for (int blocks : {1, 2, 5}) {
+        t.y.assign(t.y.size(), NAN);
+        emu::launch([=] { k_attend_shared(a, s); }, dim3(blocks, a.heads, a.rows), SHARED_THREADS);
+        emu::launch([=] { k_attend_merge(a, s); }, dim3(a.heads * D / 32, a.rows), MERGE);
+        judge(t, ref, "keys that are values");
+    }
+}
+
 int main(int argc, char **argv) {
     switch (argc == 2 ? atoi(argv[1]) : -1) {
     case 0: run<KV_Q8_0, KV_Q5_1, 64>({3, 1, 70, {{190, 25}, {0, 4}}}); break;
@@ -139,7 +155,13 @@ int main(int argc, char **argv) {
     case 2: run<KV_F16, KV_F16, 256>({4, 1, 100, {{127, 5}}}); break;
     case 3: run<KV_E4M3, KV_E4M3, 128>({16, 1, 0, {{62, 6}}}); break;
     case 4: run<KV_Q8_0, KV_Q8_0, 64>({2, 1, 0, {{17000, 1}}}); break;
-    default: fprintf(stderr, "usage: attend 0..4\n"); return 2;
+    case 5:
+        run_shared({4, 1, 0, {{190, 3}, {0, 2}}}, KV_F16, 576);
+        run_shared({3, 1, 70, {{150, 2}}}, KV_Q8_0, 96);
+        run_shared({4, 2, 0, {{126, 3}, {63, 2}}}, KV_Q5_1, 288);
+        run_shared({2, 1, 0, {{64, 1}}}, KV_E4M3, 1024);
+        break;
+    default: fprintf(stderr, "usage: attend 0..5\n"); return 2;
     }
     return failures != 0;
 }
