@@ -119,12 +119,23 @@ static int reserve(bw24_model *m, const bw_batch *b) {
     return 0;
 }
 
-/* index of the largest of x[0 .. n), the lowest of equals */
+/* index of the largest of finite x[0 .. n), the lowest of equals. Lane by lane, so that vectors serve: a round asks for it once a draft */
 static int32_t argmax(const float *x, int64_t n) {
-    int32_t best = 0;
-    for (int64_t i = 1; i < n; i++)
-        if (x[i] > x[best]) best = (int32_t)i;
-    return best;
+    enum { LANES = 64 };
+    float top[LANES];
+    int64_t whole = n / LANES * LANES, i;
+    for (int k = 0; k < LANES; k++) top[k] = x[0];
+    for (i = 0; i < whole; i += LANES)
+        for (int k = 0; k < LANES; k++) top[k] = x[i + k] > top[k] ? x[i + k] : top[k];
+    for (; i < n; i++) top[0] = x[i] > top[0] ? x[i] : top[0];
+    for (int k = 1; k < LANES; k++) top[0] = top[k] > top[0] ? top[k] : top[0];
+    for (i = 0; i < whole; i += LANES) {
+        int hits = 0;
+        for (int k = 0; k < LANES; k++) hits |= x[i + k] == top[0];
+        if (hits) break;
+    }
+    while (i < n - 1 && x[i] != top[0]) i++;
+    return (int32_t)i;
 }
 
 /* likeliest tokens, by the backend or from the logits */

@@ -57,7 +57,7 @@ static size_t fold_bytes(const bw24_model *m, int kind) {
 }
 
 static float *fold_data(bw24_model *m, int kind) {
-    return m->ctx->backend->fold_new ? m->ctx->backend->fold_new(m, fold_bytes(m, kind)) : aligned_alloc(64, fold_bytes(m, kind));
+    return m->ctx->backend->fold_new ? m->ctx->backend->fold_new(m, fold_bytes(m, kind)) : (float *)(void *)host_page(fold_bytes(m, kind));
 }
 
 static bw_fold *fold_take(bw24_model *m, int kind) {
@@ -90,7 +90,7 @@ void bw_fold_free_spares(bw24_model *m) {
         for (bw_fold *f = m->spare[k], *next; f; f = next) {
             next = f->next;
             if (m->ctx->backend->fold_free) m->ctx->backend->fold_free(f->data);
-            else free(f->data);
+            else host_page_free((uint8_t *)f->data, fold_bytes(m, k));
             free(f);
         }
 }

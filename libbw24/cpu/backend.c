@@ -9,6 +9,7 @@
 #include "../canon.h"
 #include "../fault.h"
 #include "../ref/fold.h"
+#include "../ref/recur.h"
 #include "state.h"
 
 static const enum cpu_isa all_isas[] = {CPU_PORTABLE, CPU_AVX2, CPU_AVXVNNI, CPU_AVX512VNNI};
@@ -229,14 +230,15 @@ static int resolve_step(bw24_model *m, cpu_model *s, const bw_list *l, const bw_
     return 0;
 }
 
-typedef struct widths { int64_t buf, in; size_t attend; } widths;
+typedef struct widths { int64_t buf, in, state; size_t attend; } widths;
 static widths find_widths(const bw24_model *m, const bw_list *l) {
-    widths w = {64, 64, 0};
+    widths w = {64, 64, 0, 0};
     for (int i = 0; i < l->n_bufs; i++)
         if (i != l->logits && l->bufs[i].width > w.buf) w.buf = l->bufs[i].width;
     for (int i = 0; i < l->n_ops; i++) {
         const bw_op *op = &l->ops[i];
         if (op->code == BW_OP_LINEAR && op->w[0]->ne[0] > w.in) w.in = op->w[0]->ne[0];
+        if (op->code == BW_OP_DELTA && l->bufs[op->buf[2]].width / op->i[1] > w.state) w.state = l->bufs[op->buf[2]].width / op->i[1];
         if (op->code != BW_OP_ATTEND) continue;
         size_t need = cpu_attend_work(&l->kvs[op->kv].desc, m->max_rows, op->i[0]);
         if (need > w.attend) w.attend = need;
@@ -257,10 +259,11 @@ static int make_threads(bw24_model *m, cpu_model *s, const widths *w) {
         th->work = aligned(m, CPU_LINEAR_WORK + w->attend);
         th->row = aligned(m, (size_t)w->buf * sizeof(float));
         th->tile = s->moe.max_tile ? aligned(m, s->moe.max_tile) : NULL;
+        th->state = w->state ? aligned(m, (size_t)w->state * BW_DELTA_COLS * sizeof(float)) : NULL;
         void *q = aligned(m, cpu_act_bytes(1, w->in, 0)), *f = aligned(m, cpu_act_bytes(1, w->in, 1));
         th->act_q.mem = q;
         th->act_f.mem = f;
-        if (!th->work || !th->row || !q || !f || (s->moe.max_tile && !th->tile)) return bw_fail(BW24_E_MEMORY, "out of memory for a thread's scratch");
+        if (!th->work || !th->row || !q || !f || (s->moe.max_tile && !th->tile) || (w->state && !th->state)) return bw_fail(BW24_E_MEMORY, "out of memory for a thread's scratch");
     }
     return 0;
 }
@@ -342,6 +345,7 @@ static void free_list(bw24_model *m, bw_list *l) {
     for (int t = 0; s->threads && t < m->ctx->threads; t++) {
         free(s->threads[t].work);
         free(s->threads[t].row);
+        free(s->threads[t].state);
         free(s->threads[t].tile);
         free(s->threads[t].act_q.mem);
         free(s->threads[t].act_f.mem);

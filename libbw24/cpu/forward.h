@@ -30,6 +30,13 @@ typedef void (*range_fn)(const fwd *f, void *arg, int tid, int64_t from, int64_t
 /* fn over items [0, n), shared out among the threads; returns when all are done, by whichever thread */
 void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, int tid);
 
+/* logits that nobody asked for are not computed */
+static inline bool writes_here(const fwd *f, int op) { return f->logits || f->l->ops[op].buf[0] != f->l->logits; }
+
+/* ahead.c; each for the calling thread: the walk begins, a step begins, the next bytes while it waits */
+void ahead_begin(const fwd *f, int tid);
+void ahead_step(const fwd *f, int tid, int step);
+bool ahead_fetch(const fwd *f, int tid);
 /* forward_moe.c */
 void route_row(const fwd *f, int index, int64_t i);
 void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);

@@ -5,12 +5,12 @@
 #define FOR_KINDS(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(MXFP4) X(NVFP4)
 
 #define DEFINE_GEMV(K) \
-    static void gemv_##K(int nr, const uint8_t *tile, int64_t groups, const act_line *a, int64_t stride, float *acc) { \
+    static void gemv_##K(int nr, const uint8_t *tile, int64_t groups, const act_line *a, int64_t stride, int64_t ahead, float *acc) { \
         switch (nr) { \
-        case 1: gemv(PACK_##K, 1, tile, groups, a, stride, acc); break; \
-        case 2: gemv(PACK_##K, 2, tile, groups, a, stride, acc); break; \
-        case 3: gemv(PACK_##K, 3, tile, groups, a, stride, acc); break; \
-        default: gemv(PACK_##K, 4, tile, groups, a, stride, acc); break; \
+        case 1: gemv(PACK_##K, 1, tile, groups, a, stride, ahead, acc); break; \
+        case 2: gemv(PACK_##K, 2, tile, groups, a, stride, ahead, acc); break; \
+        case 3: gemv(PACK_##K, 3, tile, groups, a, stride, ahead, acc); break; \
+        default: gemv(PACK_##K, 4, tile, groups, a, stride, ahead, acc); break; \
         } \
     } \
     static void unpack_##K(const uint8_t *tile, int64_t g0, int64_t n, uint8_t *codes, float *scales) { \
@@ -18,9 +18,9 @@
     }
 FOR_KINDS(DEFINE_GEMV)
 
-static void gemv_packed(enum pack_kind k, int nr, const uint8_t *tile, int64_t groups, const act_line *a, int64_t stride, float *acc) {
+static void gemv_packed(enum pack_kind k, int nr, const uint8_t *tile, int64_t groups, const act_line *a, int64_t stride, int64_t ahead, float *acc) {
     switch (k) {
-#define CASE(K) case PACK_##K: gemv_##K(nr, tile, groups, a, stride, acc); break;
+#define CASE(K) case PACK_##K: gemv_##K(nr, tile, groups, a, stride, ahead, acc); break;
     FOR_KINDS(CASE)
 #undef CASE
     default: break;
@@ -180,18 +180,22 @@ static view view_of(const cpu_mat *m) {
     return (view){m, k, pack_tile_bytes(k, m->cols)};
 }
 
-static int gemv_fits(const view *v, int r0, int r1) {
-    return v->m->data && r1 - r0 <= GEMV_ROWS && r0 % ACT_BLOCK + r1 - r0 <= ACT_BLOCK;
-}
+/* Few rows go GEMV_ROWS at a time, straight from the packed tile: what unpacking it again costs, a panel costs too, and a panel is made while memory
+ * waits (Zen 4, matrices out of any cache, Q4_K: 8 rows took 65 us through a panel and take 35, 16 rows 91 and 67). */
+static bool takes_gemv(const view *v, int r0, int r1) { return v->m->data && r1 - r0 <= GEMV_MOST; }
 
 /* tiles t .. t + nt - 1, nt <= GEMM_TILES; acc[nt][ROW_PANEL][16] */
 static void tiles_quant(const view *v, const cpu_act *a, int64_t t, int nt, int r0, int r1, float *acc, scratch *s) {
     int64_t groups = v->m->cols / GROUP, stride;
     const uint8_t *tile = v->m->data ? v->m->data + t * v->tile_bytes : NULL;
-    if (gemv_fits(v, r0, r1)) {
-        const act_line *l = act_line_at(a, r0, &stride);
+    if (takes_gemv(v, r0, r1)) {
         for (int i = 0; i < nt; i++)
-            gemv_packed(v->k, r1 - r0, tile + i * v->tile_bytes, groups, l, stride, acc + i * ROW_PANEL * CPU_TILE);
+            for (int r = r0, nr; r < r1; r += nr) {
+                nr = next_rows(r, r1, GEMV_ROWS);
+                const act_line *l = act_line_at(a, r, &stride);
+                int64_t ahead = r > r0 && r + nr == r1 ? v->tile_bytes : 0;
+                gemv_packed(v->k, nr, tile + i * v->tile_bytes, groups, l, stride, ahead, acc + (i * ROW_PANEL + r - r0) * CPU_TILE);
+            }
         return;
     }
     enum bw_form form = v->m->type->form;
@@ -220,13 +224,15 @@ static void tile_float(const view *v, const cpu_act *a, int64_t t, int r0, int r
     int64_t stride;
     const uint8_t *tile = m->data ? m->data + t * v->tile_bytes : NULL;
     memset(acc, 0, (size_t)(r1 - r0) * CPU_TILE * sizeof *acc);
-    if (gemv_fits(v, r0, r1)) {
-        const float *x = act_float_at(a, r0, &stride);
-        if (k == PACK_F32) float_gemv_F32(r1 - r0, tile, m->cols, x, stride, acc);
-        else if (k == PACK_F16) float_gemv_F16(r1 - r0, tile, m->cols, x, stride, acc);
-        else float_gemv_BF16(r1 - r0, tile, m->cols, x, stride, acc);
-        return;
+    for (int r = r0, nr; takes_gemv(v, r0, r1) && r < r1; r += nr) {
+        nr = next_rows(r, r1, GEMV_ROWS);
+        const float *x = act_float_at(a, r, &stride);
+        float *to = acc + (r - r0) * CPU_TILE;
+        if (k == PACK_F32) float_gemv_F32(nr, tile, m->cols, x, stride, to);
+        else if (k == PACK_F16) float_gemv_F16(nr, tile, m->cols, x, stride, to);
+        else float_gemv_BF16(nr, tile, m->cols, x, stride, to);
     }
+    if (takes_gemv(v, r0, r1)) return;
     for (int64_t c = 0; c < m->cols; c += SEGMENT) {
         int64_t len = m->cols - c < SEGMENT ? m->cols - c : SEGMENT;
         if (tile) float_panel(k, tile, c, len, s->w.panel);

@@ -1,6 +1,7 @@
 /* The x86 kernels of LINEAR, one text for every vector length. An including file defines vi, vf, VL (lanes: 16 or 8), the v_ operations,
  * dot_rows / dot_one, V_SIGNED (codes above 63 are kept signed), GEMM_ROWS(form) and LINEAR_FN. Lanes are output rows; integer sums are
  * exact, so only the float operations have an order, and it is that of docs/numerics.md whatever the blocking. */
+#include <stdbool.h>
 #include <string.h>
 
 #include "../canon.h"
@@ -8,7 +9,7 @@
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-enum { VH = CPU_TILE / VL, GEMV_ROWS = 4, ROW_PANEL = 11 * ACT_BLOCK, PANEL_GROUPS = 16 };
+enum { VH = CPU_TILE / VL, GEMV_ROWS = 4, GEMV_MOST = VL == 16 ? 16 : 8, ROW_PANEL = 11 * ACT_BLOCK, PANEL_GROUPS = 16 };
 enum { PANEL_BYTES = 768 * 1024, PANEL_CODES = PANEL_GROUPS * 512, PANEL_SCALES = PANEL_GROUPS * 64 };
 
 /* facts of the packed kinds, folded at compile time */
@@ -183,9 +184,10 @@ INL vf fold(int form, vf p, vi i0, vi i1, const vf *sm, const act_line *l) {
 }
 
 /* 1 .. GEMV_ROWS activation rows: weights go from the packed tile through registers, memory is read once. acc = [nr][16].
+ * `ahead`: 0, or where the tile after this one lies, when this one is in the cache already and the next is to follow.
  * Every group's lines are first touched in the order of their addresses: the loads themselves come out of order, and then the
  * machine's stream prefetcher often loses the stream (Zen 4: 26 instead of 32 GB/s; touching further ahead is no better). */
-INL void gemv(int k, int nr, const uint8_t *tile, int64_t groups, const act_line *a, int64_t stride, float *acc) {
+INL void gemv(int k, int nr, const uint8_t *tile, int64_t groups, const act_line *a, int64_t stride, int64_t ahead, float *acc) {
     const int form = form_of(k), shift = off_shift(k), two = two_sums(form);
     const int64_t step = code_bytes(k) + head_bytes(k) / head_groups(k);
     vf y[VH][GEMV_ROWS];
@@ -202,7 +204,7 @@ INL void gemv(int k, int nr, const uint8_t *tile, int64_t groups, const act_line
                 vi w[8];
                 vf sm[2];
                 if (h == 0)
-                    UNROLL for (int64_t i = 0; i < step; i += 64) _mm_prefetch((const char *)tile + g * step + i, _MM_HINT_T0);
+                    UNROLL for (int64_t i = 0; i < step; i += 64) _mm_prefetch((const char *)tile + ahead + g * step + i, _MM_HINT_T0);
                 load_group(k, tile, g, h, &o, w, sm);
                 UNROLL for (int r = 0; r < nr; r++) {
                     const act_line *l = a + g * stride + r;

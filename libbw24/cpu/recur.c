@@ -14,7 +14,13 @@ void cpu_conv(enum cpu_isa isa, const float *const *x, const float *w, int taps,
     kernels_of(isa)->conv(x, w, taps, y, n, c0, c1);
 }
 
-void cpu_delta(enum cpu_isa isa, const float *from, float *to, int dk, int cols, const float *k, const float *q, const float *v, float decay,
-               float beta, float *out) {
-    kernels_of(isa)->delta(from, to, dk, cols, k, q, v, decay, beta, out);
+void cpu_delta(enum cpu_isa isa, const float *from, float *to, bool far, int dk, int cols, const float *k, const float *q, const float *v,
+               float decay, float beta, float *out) {
+    kernels_of(isa)->delta(from, to, far, dk, cols, k, q, v, decay, beta, out);
+}
+
+void cpu_far_done(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
 }

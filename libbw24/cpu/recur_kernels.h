@@ -18,8 +18,9 @@ static void conv(const float *const *x, const float *w, int taps, float *y, int6
 
 enum { STRANDS = 4 };
 
-/* NV vectors of columns; 4 NV chains of fma are under way at once */
-#define DELTA_COLUMNS(NV) \
+/* NV vectors of columns; 4 NV chains of fma are under way at once. The second pass, which finds the state in the cache, fetches what lies behind it:
+ * in most cases the next block. */
+#define DELTA_COLUMNS(NV, STORE) \
     V(f) e = V(set1)(decay), sum[STRANDS][NV]; \
     for (int j = 0; j < STRANDS; j++) for (int n = 0; n < NV; n++) sum[j][n] = V(zero)(); \
     int i = 0; \
@@ -36,16 +37,18 @@ enum { STRANDS = 4 };
     } \
     for (i = 0; i < dk; i += STRANDS) \
         for (int j = 0; j < STRANDS && i + j < dk; j++) for (int n = 0; n < NV; n++) { \
+            if (n * VW % 16 == 0) __builtin_prefetch(from + (dk + i + j) * cols + n * VW); \
             V(f) s = V(fma)(V(set1)(k[i + j]), d[n], V(mul)(V(load)(from + (i + j) * cols + n * VW), e)); \
-            V(store)(to + (i + j) * cols + n * VW, s); \
+            STORE(to + (i + j) * cols + n * VW, s); \
             if (q) sum[j][n] = V(fma)(s, V(set1)(q[i + j]), sum[j][n]); \
         } \
     if (q) for (int n = 0; n < NV; n++) \
         V(store)(out + n * VW, V(add)(V(add)(sum[0][n], sum[2][n]), V(add)(sum[1][n], sum[3][n])));
 
 #define DELTA_ARGS const float *from, float *to, int dk, int cols, const float *k, const float *q, const float *v, float decay, float beta, float *out
-static void delta2(DELTA_ARGS) { DELTA_COLUMNS(2) }
-static void delta1(DELTA_ARGS) { DELTA_COLUMNS(1) }
+static void delta2(DELTA_ARGS) { DELTA_COLUMNS(2, V(store)) }
+static void delta2_far(DELTA_ARGS) { DELTA_COLUMNS(2, V(stream)) }
+static void delta1(DELTA_ARGS) { DELTA_COLUMNS(1, V(store)) }
 
 /* one column by itself */
 static void delta0(DELTA_ARGS) {
@@ -60,9 +63,11 @@ static void delta0(DELTA_ARGS) {
     if (q) out[0] = (o[0] + o[2]) + (o[1] + o[3]);
 }
 
-static void delta(DELTA_ARGS) {
+static void delta(const float *from, float *to, bool far, int dk, int cols, const float *k, const float *q, const float *v, float decay, float beta,
+                  float *out) {
     int c = 0;
-    for (; c + 2 * VW <= cols; c += 2 * VW) delta2(from + c, to + c, dk, cols, k, q, v + c, decay, beta, out + c);
+    far = far && (uintptr_t)to % 64 == 0 && cols % 16 == 0; /* whole cache lines only */
+    for (; c + 2 * VW <= cols; c += 2 * VW) (far ? delta2_far : delta2)(from + c, to + c, dk, cols, k, q, v + c, decay, beta, out + c);
     for (; c + VW <= cols; c += VW) delta1(from + c, to + c, dk, cols, k, q, v + c, decay, beta, out + c);
     for (; c < cols; c++) delta0(from + c, to + c, dk, cols, k, q, v + c, decay, beta, out + c);
 }

@@ -33,7 +33,7 @@ static void delta_back(const replay *r, const bw_state *s, const bw_op *op, int 
     for (int i = 0; i < r->n; i++, from = r->to + at) {
         const float *k = log_row(r, s, i), *v = k + op->i[1] * dk, *decay = v + heads * dv, *beta = decay + heads;
         const float *key = k + bw_delta_key(op, head) * dk, *value = v + head * dv + block * BW_DELTA_COLS;
-        cpu_delta(r->isa, from, r->to + at, dk, bw_delta_cols(dv, block), key, NULL, value, decay[head], beta[head], NULL);
+        cpu_delta(r->isa, from, r->to + at, false, dk, bw_delta_cols(dv, block), key, NULL, value, decay[head], beta[head], NULL);
     }
 }
 

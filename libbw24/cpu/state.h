@@ -39,18 +39,34 @@ typedef struct cpu_step {
     cpu_wave *waves;
 } cpu_step;
 
+/* what a waiting thread fetches: lines `at` of streams of `len` bytes, which step `step` reads */
+enum { CPU_AHEAD_STREAMS = 16 };
+typedef struct cpu_ahead {
+    const uint8_t *p[CPU_AHEAD_STREAMS];
+    int n, step;
+    size_t at, len, spent;
+    bool off, stopped;
+} cpu_ahead;
+
 /* per thread */
 typedef struct cpu_thread {
+    cpu_ahead ahead;
     void *work;         /* CPU_LINEAR_WORK and cpu_attend_work */
     uint8_t *tile;      /* rows of one tile of a spilled matrix, while it is packed in place */
     float *row;         /* one row of the widest buffer */
+    float *state;       /* one block of columns of the largest DELTA state; NULL where the list has none */
     cpu_act act_q, act_f; /* one-row activations of the widest input */
     uint8_t **pages;
     int cap_pages;
 } cpu_thread;
 
-/* one phase of a step: ranges claimed, items done */
-typedef struct cpu_phase { _Alignas(64) atomic_llong next; atomic_llong done; } cpu_phase;
+/* one phase of a step: own ranges taken (bit t: thread t's), small ranges claimed, items done */
+typedef struct cpu_phase { _Alignas(64) atomic_ullong taken; atomic_llong next, done; } cpu_phase;
+enum { CPU_OWNERS = 64 }; /* threads that have a range of their own */
+/* Items of each thread's own range: 7/8 of an even share; the rest goes in one small range a thread, which evens out the finish. More and smaller
+ * ranges cost more than they even out: 8 % of a step at twice the rest in four times the ranges (two threads, nothing else running). */
+static inline int64_t cpu_share(int64_t n, int threads) { return threads > 1 ? 7 * n / (8 * threads) : n; }
+enum { CPU_CONV_COLS = 512 }; /* channels of an item of CONV */
 
 enum { CPU_MOE_PHASES = 6, CPU_WAVE_PHASES = 5 }; /* spilled: 4, and 5 for each wave */
 /* scratch of EXPERTS, one for all layers. A pair is (row, slot); pairs are sorted by expert, the order in a row's own sum stays the slots' */

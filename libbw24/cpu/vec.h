@@ -21,6 +21,7 @@
 
 /* Names, besides the evident ones:
  *   fma a*b + c; fms a*b - c; fnma c - a*b, one rounding each     cvt truncating f32 -> i32; flt i32 -> f32
+ *   stream a store past the caches, to an aligned place
  *   pow2 bits of 2^n from an integral i32                          unless_lt x < bound ? +0 : y
  *   neg_if sign of y flipped where x < 0                           range lane l keeps x if j0 <= base + l < j1, else gets fill
  *   load_f16, load_e4m3, load_i8 widen VW stored values; load_u8d widens VW bytes to i32. An e4m3 code moved to the places of an f16 is its
@@ -37,6 +38,7 @@ VEC_FN v16_f v16_set1_f16(uint16_t h) { return _mm512_set1_ps(_cvtsh_ss(h)); }
 VEC_FN v16_f v16_zero(void) { return _mm512_setzero_ps(); }
 VEC_FN v16_f v16_load(const float *p) { return _mm512_loadu_ps(p); }
 VEC_FN void v16_store(float *p, v16_f x) { _mm512_storeu_ps(p, x); }
+VEC_FN void v16_stream(float *p, v16_f x) { _mm512_stream_ps(p, x); }
 VEC_FN v16_f v16_add(v16_f a, v16_f b) { return _mm512_add_ps(a, b); }
 VEC_FN v16_f v16_sub(v16_f a, v16_f b) { return _mm512_sub_ps(a, b); }
 VEC_FN v16_f v16_mul(v16_f a, v16_f b) { return _mm512_mul_ps(a, b); }
@@ -110,6 +112,7 @@ VEC_FN v8_f v8_set1_f16(uint16_t h) { return _mm256_set1_ps(_cvtsh_ss(h)); }
 VEC_FN v8_f v8_zero(void) { return _mm256_setzero_ps(); }
 VEC_FN v8_f v8_load(const float *p) { return _mm256_loadu_ps(p); }
 VEC_FN void v8_store(float *p, v8_f x) { _mm256_storeu_ps(p, x); }
+VEC_FN void v8_stream(float *p, v8_f x) { _mm256_stream_ps(p, x); }
 VEC_FN v8_f v8_add(v8_f a, v8_f b) { return _mm256_add_ps(a, b); }
 VEC_FN v8_f v8_sub(v8_f a, v8_f b) { return _mm256_sub_ps(a, b); }
 VEC_FN v8_f v8_mul(v8_f a, v8_f b) { return _mm256_mul_ps(a, b); }

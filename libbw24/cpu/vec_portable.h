@@ -46,6 +46,7 @@ P8_MAP(p8_f, neg_even, (p8_f x), i & 1 ? x.l[i] : -x.l[i])
 #undef P8_MAP
 
 VEC_FN void p8_store(float *p, p8_f x) { memcpy(p, x.l, 32); }
+VEC_FN void p8_stream(float *p, p8_f x) { memcpy(p, x.l, 32); }
 VEC_FN p8_i p8_load_i(const void *p) { p8_i r; memcpy(r.l, p, 32); return r; }
 VEC_FN void p8_store_i(void *p, p8_i x) { memcpy(p, x.l, 32); }
 VEC_FN float p8_hmax(p8_f x) {
