@@ -73,21 +73,21 @@ static bool aim_step(const fwd *f, int step, int tid, cpu_ahead *a) {
 }
 
 void ahead_begin(const fwd *f, int tid) {
-    f->s->threads[tid].ahead = (cpu_ahead){.step = -1, .off = cpu_pool_size(f->pool) == 1 || f->b->n > AHEAD_ROWS};
+    f->s->threads[tid].ahead = (cpu_ahead){.step = -1, .on = cpu_pool_size(f->pool) > 1 && f->b->n <= AHEAD_ROWS};
 }
 
 /* `step` begins: what was fetched for it is in use now */
 void ahead_step(const fwd *f, int tid, int step) {
     cpu_ahead *a = &f->s->threads[tid].ahead;
-    if (a->off || a->step > step) return;
-    *a = (cpu_ahead){.step = step};
+    if (!a->on || a->step > step) return;
+    *a = (cpu_ahead){.step = step, .on = true};
 }
 
 /* The next bytes, a few lines of each stream; false: there is nothing to fetch. By loads: a Zen 4 drops prefetches, nine of ten, when this many
  * wait for memory. */
 bool ahead_fetch(const fwd *f, int tid) {
     cpu_ahead *a = &f->s->threads[tid].ahead;
-    if (a->off) return false;
+    if (!a->on) return false;
     while (a->at >= a->len) {
         if (a->stopped || a->step + 1 >= f->l->plan->n_steps) return false;
         a->stopped = !aim_step(f, ++a->step, tid, a);

@@ -460,11 +460,7 @@ static int verdict(const fwd *f) {
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
     cpu_ctx *c = m->ctx->priv;
     fwd f = {m, l, b, logits, l->priv, c->isa, c->pool};
-    for (int i = 0; i < f.s->n_phases; i++) {
-        atomic_store_explicit(&f.s->phases[i].taken, 0, memory_order_relaxed);
-        atomic_store_explicit(&f.s->phases[i].next, 0, memory_order_relaxed);
-        atomic_store_explicit(&f.s->phases[i].done, 0, memory_order_relaxed);
-    }
+    for (int i = 0; i < f.s->n_phases; i++) cpu_phase_reset(&f.s->phases[i]);
     atomic_store(&f.s->fault, 0);
     atomic_store(&f.s->memory_fault, 0);
     atomic_store(&f.s->cancelled, 0);

@@ -146,10 +146,7 @@ int bw_host_work(bw_host *h, const bw_list *l, int op) {
     cpu_step *cs = &s->steps[step];
     host_job job = {pass_over(h, own), step, &s->phases[cs->phase], &h->set};
     int used = 4 + CPU_WAVE_PHASES * cs->n_waves;
-    for (int k = 0; k < used; k++) {
-        atomic_store_explicit(&job.phases[k].next, 0, memory_order_relaxed);
-        atomic_store_explicit(&job.phases[k].done, 0, memory_order_relaxed);
-    }
+    for (int k = 0; k < used; k++) cpu_phase_reset(&job.phases[k]);
     if (cs->n_own) cpu_pool_run(job.f.pool, work_part, &job);
     else bw_spill_end(h->model.spill);
     const char *lost = bw_spill_error(h->model.spill);

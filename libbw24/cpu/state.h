@@ -45,7 +45,7 @@ typedef struct cpu_ahead {
     const uint8_t *p[CPU_AHEAD_STREAMS];
     int n, step;
     size_t at, len, spent;
-    bool off, stopped;
+    bool on, stopped;   /* on: in a pass of few rows over several threads */
 } cpu_ahead;
 
 /* per thread */
@@ -62,6 +62,11 @@ typedef struct cpu_thread {
 
 /* one phase of a step: own ranges taken (bit t: thread t's), small ranges claimed, items done */
 typedef struct cpu_phase { _Alignas(64) atomic_ullong taken; atomic_llong next, done; } cpu_phase;
+static inline void cpu_phase_reset(cpu_phase *p) {
+    atomic_store_explicit(&p->taken, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
+}
 enum { CPU_OWNERS = 64 }; /* threads that have a range of their own */
 /* Items of each thread's own range: 7/8 of an even share; the rest goes in one small range a thread, which evens out the finish. More and smaller
  * ranges cost more than they even out: 8 % of a step at twice the rest in four times the ranges (two threads, nothing else running). */
