@@ -40,9 +40,10 @@ bool ahead_fetch(const fwd *f, int tid);
 /* forward_moe.c */
 void route_row(const fwd *f, int index, int64_t i);
 void step_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);
-/* the same in two parts where another device computes the experts of the set: the pairs' order and the beginning of reads, by one thread; then d of the pairs
- * outside the set, places [0, own_pairs), by all */
+/* the same in two parts where another device computes the experts of the set and those that are lifted: the pairs' order, by one thread; then d of the others'
+ * pairs, places [0, own_pairs): begin, then work by all */
 void plan_experts(const fwd *f, int step, int index, const bw_rowset *set);
+void begin_experts(const fwd *f, int step, int index, const bw_rowset *set);
 void own_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);
 /* forward_perhead.c */
 void step_perhead(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid);

@@ -63,16 +63,18 @@ static void sort_range(const fwd *f, void *arg, int tid, int64_t from, int64_t t
     memset(s->count, 0, (size_t)n * sizeof *s->count);
     for (int64_t p = 0; p < a->pairs; p++) s->count[expert_of(f, a, p)]++;
     int active = 0;
-    for (int pass = 0; pass < (set ? 2 : 1); pass++) { /* those of the set behind the others */
+    for (int pass = 0; pass < 3; pass++) { /* own experts, lifted ones, those of the set */
         for (int e = 0; e < n; e++) {
-            if (set && set[e] != pass) continue;
+            if ((set && set[e] ? 2 : a->cs->lift && s->count[e] >= a->cs->lift) != pass) continue;
             if (s->count[e]) s->active[active++] = e;
             s->start[e] = at;
             at += s->count[e];
         }
-        if (pass) continue;
-        a->cs->n_own = active;
-        a->cs->own_pairs = at;
+        if (pass == 0) {
+            a->cs->n_own = active;
+            a->cs->own_pairs = at;
+        }
+        if (pass == 1) a->cs->n_lift = active - a->cs->n_own;
     }
     a->cs->n_active = active;
     for (int64_t p = 0; p < a->pairs; p++) {
@@ -179,16 +181,13 @@ static int64_t pairs_of(const cpu_moe *s, int from, int to) {
 
 /* ---- spilled experts: sort as ever; then experts of the set and in RAM, while reads of the others are under way; then those, two at a time as they
  * land. A row's own sum stays in the order of its slots, so the order of arrival shows nowhere. */
-static void plan_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
-    const moe_arg *a = arg;
+static void begin_own(const fwd *f, const moe_arg *a) {
     cpu_step *cs = a->cs;
     cpu_moe *s = &f->s->moe;
     int w = 0;
-    if (to <= from) return;
-    sort_range(f, arg, tid, from, to);
-    const int own = cs->n_own;
+    const int own = cs->n_own, there = own + cs->n_lift;
     bw_spill_begin(f->m->spill, cs->spill, s->active, own, a->set->n, s->count, s->active, &cs->hits);
-    bw_spill_set_uses(f->m->spill, cs->spill, s->active + own, cs->n_active - own, s->count);
+    bw_spill_set_uses(f->m->spill, cs->spill, s->active + there, cs->n_active - there, s->count);
     if (own < cs->n_active && !cs->away) cs->waves[w++] = (cpu_wave){own, cs->n_active, pairs_of(s, own, cs->n_active), true};
     for (int at = 0, end; at < own; at = end, w++) {
         bool landed = at == 0 && cs->hits;
@@ -197,6 +196,11 @@ static void plan_range(const fwd *f, void *arg, int tid, int64_t from, int64_t t
     }
     cs->n_waves = w;
     s->wave_begun = 0;
+}
+static void plan_range(const fwd *f, void *arg, int tid, int64_t from, int64_t to) {
+    if (to <= from) return;
+    sort_range(f, arg, tid, from, to);
+    begin_own(f, arg);
 }
 
 /* between waves: the last one's experts are let go, clocks are read */
@@ -275,7 +279,12 @@ static moe_arg arg_for(const fwd *f, int step, int index, const bw_rowset *set) 
 
 void plan_experts(const fwd *f, int step, int index, const bw_rowset *set) {
     moe_arg a = arg_for(f, step, index, set);
-    plan_range(f, &a, 0, 0, 1);
+    sort_range(f, &a, 0, 0, 1);
+}
+
+void begin_experts(const fwd *f, int step, int index, const bw_rowset *set) {
+    moe_arg a = arg_for(f, step, index, set);
+    begin_own(f, &a);
 }
 
 void own_experts(const fwd *f, cpu_phase *p, int step, int index, const bw_rowset *set, int tid) {

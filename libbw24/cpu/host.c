@@ -12,6 +12,7 @@ struct bw_host {
     const bw_list *of[BW_MAX_ROLES]; /* the card's lists, each with its own here at the same index */
     int *op_of[BW_MAX_ROLES];        /* op here -> op there */
     bw_rowset set;                   /* of the step in hand */
+    int lift_at, lift_ready, lift_hits; /* lifted experts given out, unpacked, found in RAM */
 };
 
 int bw_host_new(bw24_model *m, bw_host **out) {
@@ -117,7 +118,7 @@ static fwd pass_over(bw_host *h, bw_list *l) {
     return (fwd){&h->model, l, NULL, NULL, l->priv, c->isa, c->pool};
 }
 
-int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, bw_host_step *out) {
+int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, int lift, bw_host_step *out) {
     int step, i = find(h, l, op, &step);
     bw_list *own = h->model.lists[i];
     cpu_model *s = own->priv;
@@ -127,9 +128,82 @@ int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const flo
     own->mem[o->buf[1]] = (float *)x;
     own->mem[o->buf[2]] = (float *)route;
     atomic_store(&s->fault, 0);
+    cpu_step *cs = &s->steps[step];
+    cs->lift = lift;
     plan_experts(&f, step, step, &h->set);
-    *out = (bw_host_step){n * (int)(own->bufs[o->buf[2]].width / 2), (int)s->steps[step].own_pairs, s->moe.place, s->moe.pair, s->moe.d};
+    *out = (bw_host_step){n * (int)(own->bufs[o->buf[2]].width / 2), (int)cs->own_pairs, cs->n_lift, (int)cs->own_pairs, s->moe.place, s->moe.pair, s->moe.d};
+    for (int k = 0; k < cs->n_lift; k++) out->first_set += s->moe.count[s->moe.active[cs->n_own + k]];
+    h->lift_at = h->lift_ready = h->lift_hits = 0;
     return 0;
+}
+
+void bw_host_begin(bw_host *h, const bw_list *l, int op) {
+    int step, i = find(h, l, op, &step);
+    fwd f = pass_over(h, h->model.lists[i]);
+    begin_experts(&f, step, step, &h->set);
+}
+
+/* ---- lifted experts: found in RAM, or read and packed as those that are computed here, two at a time */
+typedef struct unpack_job { const fwd *f; cpu_step *cs; const int *experts; int n; } unpack_job;
+static void unpack_part(void *arg, int tid, int threads) {
+    const unpack_job *j = arg;
+    for (int i = tid; i < 3 * j->n; i += threads) {
+        uint8_t *base, *raw;
+        cpu_mat *mat = &j->cs->mats[3 * j->experts[i / 3] + i % 3];
+        if (bw_spill_wait(j->f->m->spill, j->cs->spill, j->experts[i / 3], i % 3, &base, &raw)) cpu_unpack_spilled(mat, true, base, raw, j->f->s->threads[tid].tile);
+        else mat->data = base;
+    }
+}
+
+void bw_host_lift(bw_host *h, const bw_list *l, int op, bw_host_lifted *out) {
+    int step, i = find(h, l, op, &step);
+    fwd f = pass_over(h, h->model.lists[i]);
+    cpu_step *cs = &f.s->steps[step];
+    cpu_moe *s = &f.s->moe;
+    int *experts = s->active + cs->n_own;
+    if (h->lift_at == 0) {
+        bw_spill_begin(f.m->spill, cs->spill, experts, cs->n_lift, h->set.n, s->count, experts, &h->lift_hits);
+        h->lift_ready = h->lift_hits;
+        if (h->lift_hits) bw_spill_next(f.m->spill, 0, h->lift_hits);
+    }
+    if (h->lift_at == h->lift_ready) {
+        int to = h->lift_at + BW_SPILL_WAVE < cs->n_lift ? h->lift_at + BW_SPILL_WAVE : cs->n_lift;
+        unpack_job job = {&f, cs, experts + h->lift_at, to - h->lift_at};
+        int64_t begun = bw_spill_clock();
+        bw_spill_next(f.m->spill, h->lift_at, to);
+        cpu_pool_run(f.pool, unpack_part, &job);
+        bw_spill_time(f.m->spill, bw_spill_clock() - begun, 0);
+        h->lift_ready = to;
+    }
+    int e = experts[h->lift_at++];
+    *out = (bw_host_lifted){.expert = e, .first = s->start[e], .n = s->count[e]};
+    for (int m = 0; m < 3; m++) {
+        const cpu_mat *mat = &cs->mats[3 * e + m];
+        out->data[m] = mat->data;
+        out->bytes[m] = cpu_pack_bytes(mat->type, mat->rows, mat->cols);
+    }
+}
+
+static int read_error(const bw_host *h) {
+    const char *lost = bw_spill_error(h->model.spill);
+    return lost ? bw_fail(BW24_E_IO, "%s", lost) : 0;
+}
+
+int bw_host_lift_end(bw_host *h) {
+    bw_spill_end(h->model.spill);
+    return read_error(h);
+}
+
+typedef struct copy_job { uint8_t *to; const uint8_t *from; size_t bytes; } copy_job;
+static void copy_part(void *arg, int tid, int n) {
+    const copy_job *j = arg;
+    size_t piece = (j->bytes / (size_t)n + 63) & ~(size_t)63, from = piece * (size_t)tid, to = from + piece;
+    if (to > j->bytes) to = j->bytes;
+    if (from < to) memcpy(j->to + from, j->from + from, to - from);
+}
+void bw_host_copy(bw_host *h, void *to, const void *from, size_t bytes) {
+    copy_job job = {to, from, bytes};
+    cpu_pool_run(((cpu_ctx *)h->ctx.priv)->pool, copy_part, &job);
 }
 
 typedef struct host_job { fwd f; int step; cpu_phase *phases; const bw_rowset *set; } host_job;
@@ -149,8 +223,7 @@ int bw_host_work(bw_host *h, const bw_list *l, int op) {
     for (int k = 0; k < used; k++) cpu_phase_reset(&job.phases[k]);
     if (cs->n_own) cpu_pool_run(job.f.pool, work_part, &job);
     else bw_spill_end(h->model.spill);
-    const char *lost = bw_spill_error(h->model.spill);
-    if (lost) return bw_fail(BW24_E_IO, "%s", lost);
+    BW_TRY(read_error(h));
     if (!atomic_load(&s->fault)) return 0;
     char label[256];
     bw_op_label(l, op, label, sizeof label);

@@ -17,17 +17,28 @@ void bw_host_free(bw_host *h);
 /* Resolves the list's EXPERTS ops, in the order of the spill's layers, as backend cpu would. To be called once a list, in order. */
 int bw_host_list(bw_host *h, const bw_list *l);
 
-/* One EXPERTS op of a step. A place is a pair's position once pairs are sorted by expert, those outside the set first. */
+/* One EXPERTS op of a step. A place is a pair's position once pairs are sorted by expert: first those of this side, then those of experts that are lifted
+ * to the card, then those of its set. */
 typedef struct bw_host_step {
-    int pairs, own;          /* all, and those outside the set: places [0, own) are this side's */
+    int pairs, own;          /* all; places [0, own) are this side's */
+    int lifted;              /* experts to be lifted (bw_host_lift); their pairs have the places from own on */
+    int first_set;           /* the first place of the set's pairs */
     const int *place, *pair; /* [pairs] pair -> place, place -> pair */
     const float *d;          /* [own][out] down h, in the order of the places: what the slots' sum is over */
 } bw_host_step;
 
-/* x, route: [n][width] of the op's buffers. plan sorts, counts and begins to read; work computes d and returns when it is whole. x and route must stay until
- * then. Work fails for reads that failed and for Inf or NaN. */
-int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, bw_host_step *out);
+/* x, route: [n][width] of the op's buffers. plan sorts; experts outside the set with at least `lift` pairs are lifted (0: none). begin starts reads for this
+ * side's, work computes d and returns when it is whole. x and route must stay until then. Work fails for reads that failed and for Inf or NaN. */
+int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, int lift, bw_host_step *out);
+void bw_host_begin(bw_host *h, const bw_list *l, int op);
 int bw_host_work(bw_host *h, const bw_list *l, int op);
+
+/* Between plan and begin, as often as there are lifted experts: the next of them, in the order in which they are there, with its packed matrices and its
+ * places. They stay until the next call. After the last, bw_host_lift_end. Experts whose types have no packed form are not to be lifted. */
+typedef struct bw_host_lifted { int expert, first, n; const uint8_t *data[3]; size_t bytes[3]; } bw_host_lifted;
+void bw_host_lift(bw_host *h, const bw_list *l, int op, bw_host_lifted *out);
+int bw_host_lift_end(bw_host *h);
+void bw_host_copy(bw_host *h, void *to, const void *from, size_t bytes); /* by all threads */
 /* where d is, of all lists: bytes from one address on, for a backend that wants them pinned; 0 before the first list */
 size_t bw_host_results(const bw_host *h, const bw_list *l, void **at);
 /* layer of the spill that an EXPERTS op is */

@@ -34,6 +34,8 @@ typedef struct cpu_mat {
 size_t cpu_pack_bytes(const bw_type_info *t, int64_t rows, int64_t cols);
 /* Packs tiles [tile0, tile1) of m->data from the file's rows; src is row 0. Absent rows of the last tile become zeros. */
 void cpu_pack_tiles(cpu_mat *m, const uint8_t *src, int64_t tile0, int64_t tile1);
+/* a tile's records of groups: bytes of the head, bytes of a group's codes, groups that a head serves; false: no packed form */
+int cpu_tile_layout(const bw_type_info *t, int *head, int *codes, int *per);
 static inline int64_t cpu_tiles(int64_t rows) { return (rows + CPU_TILE - 1) / CPU_TILE; }
 
 /* Activations of `rows` rows, filled once and read by every matrix of the same cols: int8 for quantised weights,

@@ -32,6 +32,14 @@ size_t cpu_pack_bytes(const bw_type_info *t, int64_t rows, int64_t cols) {
     return (size_t)(pack_tile_bytes(pack_kind_of(t), cols) * cpu_tiles(rows));
 }
 
+int cpu_tile_layout(const bw_type_info *t, int *head, int *codes, int *per) {
+    enum pack_kind k = pack_kind_of(t);
+    *head = (int)head_bytes(k);
+    *codes = (int)code_bytes(k);
+    *per = head_groups(k);
+    return k != PACK_NONE && k < PACK_F32;
+}
+
 /* 4 words of 16 split-order nibbles (low = values 0..15, high = 16..31), as most blocks of 32 hold them */
 static void put_nibbles(uint8_t *dst, int r, const uint8_t *qs) {
     for (int n = 0; n < 4; n++) store32(dst + 64 * n + 4 * r, load32(qs + 4 * n));

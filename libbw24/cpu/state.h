@@ -34,7 +34,8 @@ typedef struct cpu_step {
     int spill;          /* EXPERTS: layer of the spill, -1: all in memory */
     bool away;          /* another device computes the experts of the set and sums the slots (host.h) */
     int hits, n_waves;  /* of the pass in hand: active experts in RAM, all in one wave; waves */
-    int n_own;          /* active experts outside the set, the first ones; their pairs have the first places */
+    int lift;           /* an expert outside the set with as many pairs is left to the other device as well; 0: none is */
+    int n_own, n_lift;  /* active experts that are computed here, the first ones, their pairs in the first places; behind them those that are lifted */
     int64_t own_pairs;
     cpu_wave *waves;
 } cpu_step;

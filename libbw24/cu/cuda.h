@@ -81,7 +81,17 @@ struct CuSplitLayer {
     const bw_op *op;
     CuMatrix m[3];
     uint32_t *at;              /* device [3][experts]: where the set has their matrices, in units of 256 bytes */
+    size_t packed;             /* bytes of an expert as backend cpu packs it, if the card can take it from there; else 0 */
     bool whole;                /* the set has all of them */
+};
+/* experts on their way through the card for one step's rows (lift.cu): slots for as many at once */
+enum { LIFT_SLOTS = 6 };
+struct CuLift {
+    cudaStream_t stream;
+    uint8_t *slots, *rows;     /* slot_bytes each; the file's rows of a matrix */
+    size_t slot_bytes, row_bytes;
+    cudaEvent_t ready[LIFT_SLOTS], freed[LIFT_SLOTS]; /* its bytes are there; its products are made */
+    int turn;
 };
 /* experts divided between the card and the processor (split.cu). x, route, ints, seen are pinned */
 struct CuSplit {
@@ -93,6 +103,7 @@ struct CuSplit {
     size_t x_floats, route_floats, pairs;
     std::vector<void *> pinned; /* memory of the processor's side */
     cudaEvent_t event;
+    CuLift lift;
 };
 
 struct CuGraph { cudaGraphExec_t exec; int uses; };
@@ -194,12 +205,17 @@ size_t cu_slab_pages(const bw24_model *m, int klass);
 size_t cu_matrix_bytes(const bw_type_info *t, int64_t rows, int64_t cols);
 size_t cu_part_bytes(const bw_tensor *t);
 void cu_describe(const bw_tensor *t, CuMatrix *x);
+int cu_make_stage(bw24_model *m);
 int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src);
 /* split.cu. list: before its ops are resolved; layer: one of them */
 int cu_split_list(bw24_model *m, bw_list *l);
 int cu_split_layer(bw24_model *m, const bw_list *l, int op, CuExperts *x);
 bool cu_split_waits(const bw24_model *m, const CuList *s); /* some step of the list waits for the processor's experts */
 void cu_split_free(CuModel *s);
+/* lift.cu */
+size_t cu_lift_packed(const CuSplitLayer &y);
+int cu_lift_make(bw24_model *m);
+void cu_lift_free(CuLift *s);
 int cu_warm(bw24_model *m, int layer, const int *experts, int n);
 extern const struct bw_spill_set cu_set;
 /* sample.cu */

@@ -134,16 +134,14 @@ Acts cu_pair_acts(const Pass &p, const CuExperts &x, int pairs) {
     return x.k[BW_EXP_DOWN] ? acts_in((int8_t *)p.s->moe.mem[MOE_MID], pair_room(p.m, x), x.m[BW_EXP_DOWN].cols, (pairs + 3) / 4 * 4) : Acts();
 }
 
-static void first_products(Pass &p, const CuStep &c, const int *order, int pairs) {
-    const CuExperts &x = p.s->experts[(size_t)c.at];
+static void first_products(Pass &p, const CuStep &c, const CuExperts &x, const int *order, int pairs) {
     const int n = rows_of(p, c);
     bool floats = x.k[BW_EXP_GATE] != x.k[BW_EXP_UP] || !x.k[BW_EXP_DOWN];
     if (x.k[BW_EXP_GATE]) want_quantised(p, x.x, n, c.first);
     gate_up(p, x, args_for(p, x, c.first, order), n, pairs, floats ? (float *)p.s->moe.mem[MOE_H] : NULL, cu_pair_acts(p, x, n * x.top));
 }
 
-static void down_products(Pass &p, const CuStep &c, const int *order, int pairs) {
-    const CuExperts &x = p.s->experts[(size_t)c.at];
+static void down_products(Pass &p, const CuStep &c, const CuExperts &x, const int *order, int pairs) {
     ExpertArgs a = args_for(p, x, c.first, order);
     a.n_mats = a.per_pair = 1;
     a.m[0] = x.m[BW_EXP_DOWN];
@@ -154,9 +152,9 @@ static void down_products(Pass &p, const CuStep &c, const int *order, int pairs)
     run_products(p, x.k[BW_EXP_DOWN], a, pairs);
 }
 
-void run_expert_products(Pass &p, const CuStep &c, const int *order, int pairs) {
-    first_products(p, c, order, pairs);
-    down_products(p, c, order, pairs);
+void run_expert_products(Pass &p, const CuStep &c, const CuExperts &x, const int *order, int pairs) {
+    first_products(p, c, x, order, pairs);
+    down_products(p, c, x, order, pairs);
 }
 
 /* the tiles stand behind the order and their number */
@@ -192,13 +190,13 @@ void run_experts(Pass &p, const CuStep &c) {
     if (many) launch(*p.q, k_experts_order, dim3(1), 1024, 0, route, pairs, x.top, order, tiles_of(p, x, order), order + pair_room(p.m, x));
     if (gemm) run_gemm(p, c, order);
     else {
-        first_products(p, c, order, pairs);
+        first_products(p, c, x, order, pairs);
         if (down && !many) {
             DownArgs a = {x.m[BW_EXP_DOWN], route, x.top, cu_pair_acts(p, x, pairs), buf_of(p, x.y)};
             a.slots = x.top;
             return down->down(*p.q, a, n);
         }
-        down_products(p, c, order, pairs);
+        down_products(p, c, x, order, pairs);
     }
     launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, (const float *)p.s->moe.mem[MOE_D], route, buf_of(p, x.y), out, x.top);
 }

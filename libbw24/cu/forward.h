@@ -59,13 +59,15 @@ void run_delta(Pass &p, const CuStep &c);
 int run_gdn(Pass &p, size_t i);
 /* experts.cu. products: act(gate x) * up x of the pairs of `order` (NULL: all), then down of it, to MOE_D by pair */
 void run_experts(Pass &p, const CuStep &c);
-void run_expert_products(Pass &p, const CuStep &c, const int *order, int pairs);
+void run_expert_products(Pass &p, const CuStep &c, const CuExperts &x, const int *order, int pairs);
 /* k's products of pairs, in launches of at most 32768 */
 void run_products(Pass &p, const ExpertKernels *k, ExpertArgs a, int pairs);
 /* perhead.cu */
 void run_perhead(Pass &p, const CuStep &c);
 /* split.cu: an EXPERTS op of which the processor computes a part; false: the card has all that the step wants */
 bool run_split(Pass &p, const CuStep &c);
+/* lift.cu: products of experts that come from RAM for this step; order: device, the pairs by place */
+void run_lifted(Pass &p, const CuStep &c, const struct bw_host_step &h, const int *order);
 void split_begin(Pass &p);                  /* of a pass */
 void split_count(Pass &p);                  /* after it: the uses that the host did not see */
 Acts cu_pair_acts(const Pass &p, const CuExperts &x, int pairs); /* room for what their gates make */

@@ -14,7 +14,7 @@ static const struct { const char *type; const LinearKernels *k; } hot[] = {
 };
 static const char *const float_names[] = {"F32", "F16", "BF16", "E4M3"};
 
-static int make_stage(bw24_model *m) {
+int cu_make_stage(bw24_model *m) {
     CuCtx *c = ctx_of(m);
     if (c->stage[0]) return 0;
     for (int i = 0; i < 2; i++) {
@@ -63,7 +63,7 @@ static void host_units(const bw24_model *m, const bw_tensor *t, const CuMatrix *
 /* slices of whole tiles pass through the two halves of the stage; w: where the part's units go */
 int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src) {
     CuCtx *c = ctx_of(m);
-    int rc = make_stage(m);
+    int rc = cu_make_stage(m);
     if (rc) return rc;
     size_t row = x->k ? (size_t)bw_row_bytes(t->type, x->cols) : 0, unit_row = x->k ? (size_t)x->segs * x->k->unit : 0;
     bool raw = x->k && x->k->pack;

@@ -22,6 +22,7 @@ E_MEMORY = -2  # BW24_E_MEMORY
 KV_SHARE = 8  # of what is free after the weights outside the experts, a part in so many is left to the KV cache
 CYCLES = 8.0  # below so many tokens' worth of experts a share for each layer hit more than one list, above alike (docs/HY3-SPILL.md)
 MODEST = 4096  # tokens of context that a card must have room for before experts leave it, where none was asked for
+LIFTED = 7  # experts for which a card has room while they pass through it for one step (cu/lift.cu)
 MARGIN = 64 << 20  # bytes of a card's memory left alone: tables of experts, what the driver takes as it goes
 
 
@@ -49,7 +50,8 @@ class Placement:
 @dataclass(frozen=True)
 class Card:
     """A card's memory: bytes that the model may take of it, and what it takes beside its KV cache, experts and all others. kv: bytes of one
-    sequence's cache at a length of context; ctx: the length asked for or None; own: the model's."""
+    sequence's cache at a length of context; ctx: the length asked for or None; own: the model's; scratch: more work memory where experts leave
+    the card."""
 
     limit: int
     rest: int
@@ -57,6 +59,7 @@ class Card:
     kv: Callable[[int], int]
     ctx: int | None
     own: int
+    scratch: int = 0
 
     @property
     def holds_all(self) -> bool:
@@ -65,7 +68,7 @@ class Card:
     @property
     def set_bytes(self) -> int:
         """What is left for experts, beside the cache asked for, or an eighth for it. Raises Bw24Error where not even the rest fits."""
-        room = self.limit - self.rest - MARGIN
+        room = self.limit - self.rest - self.scratch - MARGIN
         cache = self.kv(self.ctx) if self.ctx else min(self.kv(self.own), max(0, room) // KV_SHARE)
         if room < cache:
             kv = f", and {cache >> 20} MiB of KV cache" if self.ctx else ""
@@ -182,6 +185,10 @@ def place(s: Situation) -> tuple[Placement | None, int, int]:
     return found, s.rows if s.fixed else found.rows, s.free - found.rest - min(found.ram, max(0, s.granted - found.rest))
 
 
+def _experts(model: Model, draft: Draft | None) -> int:
+    return sum(model.file.tensors[op[2]].shape[2] for op in bank_of(model, draft).ops)
+
+
 def _on_card(s: Situation) -> tuple[Placement | None, int, int]:
     """The same for a card: where all does not fit, the experts that do."""
     if s.tiers.vram is not None and s.tiers.vram > s.free:
@@ -189,6 +196,7 @@ def _on_card(s: Situation) -> tuple[Placement | None, int, int]:
     limit = s.free if s.tiers.vram is None else s.tiers.vram
     sizes = s.predicted()
     rest = sizes.total - sizes.kv - sizes.state - sizes.experts + (s.draft.nbytes if s.draft else 0)
-    card = Card(limit, rest, sizes.experts, s.kv, s.ctx, s.model.context_length)
+    passing = LIFTED * sizes.experts // max(1, _experts(s.model, s.draft))
+    card = Card(limit, rest, sizes.experts, s.kv, s.ctx, s.model.context_length, passing)
     found = decide(s.model, s.tiers, s.draft, s.free, s.granted, card)
-    return found, s.rows, limit - rest - (found.vram if found else sizes.experts)
+    return found, s.rows, limit - rest - (found.vram + passing + MARGIN if found else sizes.experts)

@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include "cpu/host.h"
+#include "cpu/linear.h"
+#include "cu/untile.h"
 #include "spill.h"
 
-enum { WIDTH = 256, FF = 288, EXPERTS = 7, TOP = 3, MOST = 33, VOCAB = 2 };
+enum { WIDTH = 256, FF = 512, EXPERTS = 7, TOP = 3, MOST = 33, VOCAB = 2 };
 static int checks, failures;
 #define CHECK(cond) do { checks++; if (!(cond)) { failures++; printf("%s:%d: %s (%s)\n", __FILE__, __LINE__, #cond, bw24_last_error()); } } while (0)
 
@@ -38,7 +40,8 @@ static void make_file(void) {
         size_t stride = (size_t)bw_row_bytes(type, cols);
         for (size_t r = 0; r < EXPERTS * part(m) / stride; r++) {
             for (int c = 0; c < cols; c++) row[c] = uniform() * 0.2f;
-            type->encode(row, image + at[m] + r * stride, cols);
+            if (type->encode) type->encode(row, image + at[m] + r * stride, cols);
+            else for (size_t b = 0; b < stride; b++) image[at[m] + r * stride + b] = (uint8_t)(uniform() * 64); /* codes and scales that are finite */
         }
     }
     FILE *f = fopen(path, "wb");
@@ -102,6 +105,11 @@ static void draw_step(int n) {
     }
 }
 
+static bool begin(bw_host *h, const bw_list *l) {
+    bw_host_begin(h, l, op_index(l));
+    return true;
+}
+
 /* every expert's d for every row, by the host with an empty set: one expert a step */
 static void all_products(bw_host *h, const bw_list *l, int n) {
     float keep[MOST * 2 * TOP];
@@ -109,10 +117,50 @@ static void all_products(bw_host *h, const bw_list *l, int n) {
     for (int e = 0; e < EXPERTS; e++) {
         bw_host_step step;
         for (int i = 0; i < n * TOP; i++) route[i / TOP * 2 * TOP + TOP + i % TOP] = (float)e;
-        CHECK(bw_host_plan(h, l, op_index(l), x, route, n, &step) == 0 && step.own == n * TOP && bw_host_work(h, l, op_index(l)) == 0);
+        CHECK(bw_host_plan(h, l, op_index(l), x, route, n, 0, &step) == 0 && step.own == n * TOP && begin(h, l) && bw_host_work(h, l, op_index(l)) == 0);
         for (int i = 0; i < n; i++) memcpy(alone[e][i], step.d + (size_t)step.place[i * TOP] * WIDTH, sizeof alone[e][i]);
     }
     memcpy(route, keep, sizeof keep);
+}
+
+/* ---- lifted experts: their packed matrices give back the file's rows */
+static bw_untile layout(void) {
+    static const struct { const char *name; int kind, block; } kinds[] = {{"Q4_0", UNTILE_Q4_0, 1}, {"Q8_0", UNTILE_Q8_0, 1}, {"Q4_K", UNTILE_Q4_K, 8},
+        {"Q6_K", UNTILE_Q6_K, 8}, {"IQ4_XS", UNTILE_IQ4_XS, 8}, {"NVFP4", UNTILE_NVFP4, 2}};
+    bw_untile u = {0};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!strcmp(kinds[i].name, type->name) && cpu_tile_layout(type, &u.head, &u.codes, &u.per)) {
+            u.kind = kinds[i].kind;
+            u.block = kinds[i].block;
+            u.bytes = type->bytes;
+        }
+    return u;
+}
+
+static bool rows_again(const bw_untile *u, const uint8_t *tiles, size_t packed, const uint8_t *raw, int rows, int cols) {
+    size_t row = (size_t)bw_row_bytes(type, cols), tile = packed / (size_t)cpu_tiles(rows);
+    uint8_t *back = calloc((size_t)rows, row);
+    for (int r = 0; r < rows; r++)
+        for (int g = 0; g < cols / 32; g += u->block)
+            bw_untile_block(u, tiles + (size_t)(r / UNTILE_ROWS) * tile, g, r % UNTILE_ROWS, back + (size_t)r * row + (size_t)(g / u->block * u->bytes));
+    bool same = !memcmp(back, raw, (size_t)rows * row);
+    free(back);
+    return same;
+}
+
+static void lift_all(bw_host *h, const bw_list *l, const bw_host_step *step) {
+    const bw_untile u = layout();
+    int next = step->own;
+    for (int k = 0; k < step->lifted; k++) {
+        bw_host_lifted e;
+        bw_host_lift(h, l, op_index(l), &e);
+        CHECK(e.n >= 3 && e.first >= step->own && e.first + e.n <= step->first_set);
+        for (int p = e.first; p < e.first + e.n; p++) CHECK((int)route[step->pair[p] / TOP * 2 * TOP + TOP + step->pair[p] % TOP] == e.expert);
+        for (int m = 0; m < 3 && u.kind; m++)
+            CHECK(rows_again(&u, e.data[m], e.bytes[m], image + at[m] + (size_t)e.expert * part(m), m == 2 ? WIDTH : FF, m == 2 ? FF : WIDTH));
+        next += e.n;
+    }
+    CHECK(next == step->first_set && (!step->lifted || bw_host_lift_end(h) == 0));
 }
 
 static void divided(bw24_ctx *ctx, uint64_t ram, unsigned set) {
@@ -129,14 +177,15 @@ static void divided(bw24_ctx *ctx, uint64_t ram, unsigned set) {
         draw_step(n);
         all_products(base, none->lists[0], n);
         sum(NULL, n, want);
-        CHECK(bw_host_plan(h, l, op_index(l), x, route, n, &step) == 0 && step.pairs == n * TOP);
+        CHECK(bw_host_plan(h, l, op_index(l), x, route, n, n > 7 ? 3 : 0, &step) == 0 && step.pairs == n * TOP);
         for (int p = 0; p < step.pairs; p++) {
             bool own = !in[(int)route[p / TOP * 2 * TOP + TOP + p % TOP]];
-            CHECK(step.pair[step.place[p]] == p && own == (step.place[p] < step.own));
+            CHECK(step.pair[step.place[p]] == p && own == (step.place[p] < step.first_set));
             card += !own;
         }
         all += (uint64_t)step.pairs;
-        CHECK(bw_host_work(h, l, op_index(l)) == 0);
+        lift_all(h, l, &step);
+        CHECK(begin(h, l) && bw_host_work(h, l, op_index(l)) == 0);
         sum(&step, n, got);
         CHECK(!memcmp(want, got, (size_t)n * sizeof *got));
     }
@@ -144,8 +193,8 @@ static void divided(bw24_ctx *ctx, uint64_t ram, unsigned set) {
     CHECK(bw24_spill_stats(m, &c) == 0 && c.vram_visits == card && c.visits == all);
     x[5] = INFINITY;
     bw_host_step step;
-    CHECK(bw_host_plan(h, l, op_index(l), x, route, 1, &step) == 0);
-    CHECK(bw_host_work(h, l, op_index(l)) == (step.own && type->form != BW_FLOAT ? BW24_E_NUMERIC : 0));
+    CHECK(bw_host_plan(h, l, op_index(l), x, route, 1, 0, &step) == 0);
+    CHECK(begin(h, l) && bw_host_work(h, l, op_index(l)) == (step.own && type->form != BW_FLOAT ? BW24_E_NUMERIC : 0));
     bw_host_free(h);
     bw_host_free(base);
     bw24_model_free(m);
@@ -176,13 +225,13 @@ static void against_memory(bw24_ctx *ctx) {
 }
 
 int main(void) {
-    static const char *const types[] = {"Q8_0", "Q4_0", "F16"};
+    static const char *const types[] = {"Q8_0", "Q4_0", "F16", "Q4_K", "Q6_K", "IQ4_XS", "NVFP4"};
     bw24_open_params p = {.size = sizeof p, .threads = 3, .backend = "cpu", .fuse = 1, .repack = 1};
     bw24_ctx *ctx;
     if (bw24_open(&ctx, &p) || mkstemp(path) < 0) return 2;
     for (int i = 0; i < VOCAB * WIDTH; i++) embed[i] = uniform();
     for (int i = 0; i < EXPERTS * WIDTH; i++) router[i] = uniform() * 0.3f;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 7; k++) {
         type = bw_type_by_name(types[k]);
         make_file();
         against_memory(ctx);

@@ -1,0 +1,137 @@
+/* Experts that a step with many rows takes through the card though the set lacks them: from backend cpu's packed form in RAM over pinned memory to the
+ * card's units, on a stream of its own, while the products of those before are made. Owns the slots and their order; which experts, split.cu decides. */
+#include <cstring>
+#include "../cpu/host.h"
+extern "C" {
+#include "../cpu/linear.h"
+}
+#include "../spill.h"
+#include "forward.h"
+#include "op_split.cuh"
+
+namespace bw {
+
+static const struct { const LinearKernels *k; int kind, block, bytes; } kinds[] = {
+    {&linear_q4_0, UNTILE_Q4_0, 1, 18}, {&linear_q8_0, UNTILE_Q8_0, 1, 34}, {&linear_q4_k, UNTILE_Q4_K, 8, 144},
+    {&linear_q6_k, UNTILE_Q6_K, 8, 210}, {&linear_iq4_xs, UNTILE_IQ4_XS, 8, 136}, {&linear_nvfp4, UNTILE_NVFP4, 2, 36},
+};
+
+static const bw_type_info *type_of(const CuSplitLayer &y, int matrix) {
+    int part;
+    const bw_tensor *scale;
+    return bw_expert_part(y.op, matrix, 0, &part, &scale)->type;
+}
+
+static bw_untile untile_of(const CuMatrix &x, const bw_type_info *t) {
+    bw_untile u = {};
+    for (auto &k : kinds)
+        if (x.k && x.k == k.k && x.k->pack && cpu_tile_layout(t, &u.head, &u.codes, &u.per)) u = {k.kind, u.head, u.codes, u.per, k.block, k.bytes};
+    return u;
+}
+
+size_t cu_lift_packed(const CuSplitLayer &y) {
+    size_t bytes = 0;
+    for (int i = 0; i < 3; i++) {
+        if (!untile_of(y.m[i], type_of(y, i)).kind) return 0;
+        bytes += cpu_pack_bytes(type_of(y, i), y.m[i].rows, y.m[i].cols);
+    }
+    return bytes <= STAGE_BYTES ? bytes : 0;
+}
+
+/* the first step that lifts makes what it needs, for the largest layer */
+int cu_lift_make(bw24_model *m) {
+    CuSplit *all = model_of(m)->split;
+    CuLift *s = &all->lift;
+    if (s->stream) return 0;
+    for (auto &y : all->layers) {
+        size_t bytes = 0;
+        for (int i = 0; i < 3 && y.packed; i++) {
+            size_t rows = (size_t)y.m[i].rows * (size_t)bw_row_bytes(type_of(y, i), y.m[i].cols);
+            if (rows > s->row_bytes) s->row_bytes = rows;
+            bytes += (y.m[i].bytes + 255) & ~(size_t)255;
+        }
+        if (bytes > s->slot_bytes) s->slot_bytes = bytes;
+    }
+    int rc = cu_make_stage(m);
+    if (!rc) rc = cu_model_alloc(m, (void **)&s->slots, LIFT_SLOTS * s->slot_bytes, "experts");
+    if (!rc) rc = cu_model_alloc(m, (void **)&s->rows, s->row_bytes, "experts");
+    if (rc) return rc;
+    cudaError_t e = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
+    for (int i = 0; i < LIFT_SLOTS && !e; i++) {
+        e = cudaEventCreateWithFlags(&s->ready[i], cudaEventDisableTiming);
+        if (!e) e = cudaEventCreateWithFlags(&s->freed[i], cudaEventDisableTiming);
+    }
+    return e ? cu_fail(m->ctx, e, "a stream for experts") : 0;
+}
+
+void cu_lift_free(CuLift *s) {
+    for (int i = 0; i < LIFT_SLOTS; i++) {
+        if (s->ready[i]) cudaEventDestroy(s->ready[i]);
+        if (s->freed[i]) cudaEventDestroy(s->freed[i]);
+    }
+    if (s->stream) cudaStreamDestroy(s->stream);
+}
+
+/* packed tiles in a half of the stage -> units in the slot */
+static void unpack(CuLift *s, Queue *q, const CuSplitLayer &y, const bw_host_lifted &e, const uint8_t *tiles, uint8_t *slot) {
+    for (int i = 0; i < 3; i++) {
+        const CuMatrix &x = y.m[i];
+        const bw_type_info *t = type_of(y, i);
+        const size_t row = (size_t)bw_row_bytes(t, x.cols);
+        UntileArgs a = {untile_of(x, t), tiles, s->rows, x.rows, x.cols / 32, (size_t)(e.bytes[i] / (size_t)cpu_tiles(x.rows)), row};
+        if (!q->error) q->error = cudaMemsetAsync(slot, 0, x.bytes, q->stream);
+        launch(*q, k_untile, dim3((unsigned)((x.rows + UNTILE_ROWS - 1) / UNTILE_ROWS)), 256, 0, a);
+        x.k->pack(*q, {s->rows, slot, x.rows, x.cols, x.segs, row});
+        tiles += e.bytes[i];
+        slot += (x.bytes + 255) & ~(size_t)255;
+    }
+}
+
+/* one expert to the next slot */
+static void bring(Pass &p, CuLift *s, Queue *q, const CuSplitLayer &y, const bw_host_lifted &e) {
+    CuCtx *c = ctx_of(p.m);
+    const int half = c->turn;
+    c->turn ^= 1;
+    q->error = cudaEventSynchronize(c->staged[half]);
+    size_t bytes = 0;
+    for (int i = 0; i < 3; bytes += e.bytes[i++]) bw_host_copy(model_of(p.m)->split->host, c->stage[half] + bytes, e.data[i], e.bytes[i]);
+    if (!q->error) q->error = cudaMemcpyAsync(c->raw[half], c->stage[half], bytes, cudaMemcpyHostToDevice, q->stream);
+    if (!q->error) q->error = cudaEventRecord(c->staged[half], q->stream);
+    if (!q->error) q->error = cudaStreamWaitEvent(q->stream, s->freed[s->turn], 0);
+    unpack(s, q, y, e, c->raw[half], s->slots + (size_t)s->turn * s->slot_bytes);
+    if (!q->error) q->error = cudaEventRecord(s->ready[s->turn], q->stream);
+    if (!q->error) q->error = cudaStreamWaitEvent(p.q->stream, s->ready[s->turn], 0);
+    if (q->error && !p.q->error) p.q->error = q->error;
+}
+
+void run_lifted(Pass &p, const CuStep &c, const bw_host_step &h, const int *order) {
+    CuSplit *all = model_of(p.m)->split;
+    CuLift *s = &all->lift;
+    CuExperts x = p.s->experts[(size_t)c.at];
+    const CuSplitLayer &y = all->layers[(size_t)x.layer];
+    int rc = cu_lift_make(p.m);
+    if (rc) {
+        p.rc = rc;
+        return;
+    }
+    Queue q = *p.q;
+    q.stream = s->stream;
+    q.pdl = false;
+    for (int k = 0; k < h.lifted && !p.q->error; k++) {
+        bw_host_lifted e;
+        bw_host_lift(all->host, p.l, c.first, &e);
+        bring(p, s, &q, y, e);
+        uint8_t *slot = s->slots + (size_t)s->turn * s->slot_bytes;
+        for (int i = 0; i < 3; slot += (y.m[i++].bytes + 255) & ~(size_t)255) {
+            x.m[i].w = slot;
+            x.m[i].at = NULL;
+            x.m[i].stride = 0;
+        }
+        run_expert_products(p, c, x, order + e.first, e.n);
+        if (!p.q->error) p.q->error = cudaEventRecord(s->freed[s->turn], p.q->stream);
+        s->turn = (s->turn + 1) % LIFT_SLOTS;
+    }
+    p.rc = bw_host_lift_end(all->host);
+}
+
+} // namespace bw
