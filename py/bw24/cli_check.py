@@ -180,7 +180,12 @@ def run_gate(args: argparse.Namespace) -> int:
     def factory(**changes: Any) -> Engine:
         if changes.get("draft"):
             changes["draft"] = open_drafter(model, args)
-        return Engine(model, **{**engine_settings(args), **changes})
+        settings = {**engine_settings(args), **changes}
+        if settings.get("isa") and "tiers" in settings:  # an arm of the processor's has no card to divide with
+            settings["tiers"] = replace(settings["tiers"], vram=None)
+        return Engine(model, **settings)
+
+    from dataclasses import replace
 
     from .engine import Engine
 
