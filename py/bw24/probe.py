@@ -14,6 +14,7 @@ import numpy as np
 from . import abi, check
 from . import device as devices
 from .errors import Bw24Error
+from .one_matrix import seconds_of_step
 from .tier_plan import disk_rate
 
 COLUMNS, ROWS, BATCH = 4096, 4096, 256  # of the matrix that is timed, and rows of a step
@@ -32,37 +33,10 @@ def rates(ctx: Any) -> dict[str, float]:
 def matrix_rate(ctx: Any, seconds: float = 0.4) -> float:
     """Tera-operations a second of a Q8_0 matrix [4096 x 4096] times 256 rows as a step computes it: quantising, int8 products and scales; a multiply
     and an add are two. Raises Bw24Error."""
-    lib, ffi = abi.lib(), abi.ffi
-    q8 = abi.type_id("Q8_0")
-    m = abi.new("bw24_model_params")
-    kv = ffi.new("char[]", b"f16")
-    m.max_rows, m.max_context, m.kv_full, m.kv_window = BATCH, 1 << 20, kv, kv
-    model, seq = ffi.new("bw24_model **"), ffi.new("bw24_seq **")
-    rng = np.random.default_rng(1)
     block = np.zeros((ROWS * COLUMNS // 32, 34), np.uint8)
-    block[:, 1], block[:, 2:] = 0x20, rng.integers(0, 256, (len(block), 32), np.uint8)
-    embed = rng.standard_normal(COLUMNS).astype(np.float32)
-    text = f"BUF x {COLUMNS}\nBUF y {ROWS}\nBUF logits {ROWS}\nEMBED y=x w=e\nLINEAR y=y x=x w=m\nPICK_ROWS y=logits x=y\n"
-    try:
-        abi.check(lib.bw24_model_new(model, ctx, m))
-        for name, kind, ne, data in ((b"e", 0, [COLUMNS, 1], embed), (b"m", q8, [COLUMNS, ROWS], block)):
-            abi.check(lib.bw24_tensor_load(model[0], name, kind, 2, ffi.new("int64_t[]", ne), ffi.from_buffer(data), data.nbytes, 1.0, 0))
-        abi.check(lib.bw24_list_set(model[0], b"trunk", text.encode()))
-        for i in range(3):
-            abi.check(lib.bw24_prepare(model[0], i))
-        abi.check(lib.bw24_seq_new(seq, model[0]))
-        rows, logits = ffi.new("bw24_row[]", BATCH), np.empty(ROWS, np.float32)
-        for i in range(BATCH):
-            rows[i].seq, rows[i].want = seq[0], i == BATCH - 1
-        best, started = float("inf"), time.perf_counter()
-        while time.perf_counter() < started + seconds or best == float("inf"):
-            begun = time.perf_counter()
-            abi.check(lib.bw24_step(model[0], rows, BATCH, ffi.cast("float *", ffi.from_buffer(logits))))
-            best = min(best, time.perf_counter() - begun)
-        return 2e-12 * ROWS * COLUMNS * BATCH / best
-    finally:
-        lib.bw24_seq_free(seq[0])
-        lib.bw24_model_free(model[0])
+    block[:, 1], block[:, 2:] = 0x20, np.random.default_rng(1).integers(0, 256, (len(block), 32), np.uint8)
+    best = seconds_of_step(ctx, abi.type_id("Q8_0"), COLUMNS, ROWS, block, BATCH, seconds)
+    return 2e-12 * ROWS * COLUMNS * BATCH / best
 
 
 def disk(folder: Path, size: int = DISK_BYTES) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from . import abi
+from .check import open_context
 from .errors import Bw24Error
 from .gguf_types import TYPES
+from .one_matrix import seconds_of_step
 
 # Share of the router's choices that falls on the most used share of a layer's experts: Hy3 over 163,409 tokens of mixed text. Other models differ; a
 # profile of the model's own replaces it.
@@ -182,32 +183,5 @@ def cpu_rate(type_id: int, columns: int, threads: int | None = None, isa: str | 
     _, block, size = TYPES[type_id]
     row = columns // block * size
     rows = max(16, (256 << 20) // row)
-    lib, ffi = abi.lib(), abi.ffi
-    p, m = abi.new("bw24_open_params"), abi.new("bw24_model_params")
-    keep = [ffi.new("char[]", s) for s in (b"cpu", b"f16", (isa or "").encode())]
-    p.backend, p.isa, p.threads, p.fuse, p.repack = keep[0], keep[2] if isa else ffi.NULL, threads or 0, 1, 1
-    m.max_rows, m.max_context, m.kv_full, m.kv_window = 1, 1 << 30, keep[1], keep[1]
-    ctx, model, seq = ffi.new("bw24_ctx **"), ffi.new("bw24_model **"), ffi.new("bw24_seq **")
-    weights, embed = np.zeros(rows * row, np.uint8), np.ones(columns, np.float32)
-    text = f"BUF x {columns}\nBUF w {columns}\nBUF logits {rows}\nEMBED y=x w=e\nPICK_ROWS y=w x=x\nLINEAR y=logits x=w w=m\n"
-    try:
-        abi.check(lib.bw24_open(ctx, p))
-        abi.check(lib.bw24_model_new(model, ctx[0], m))
-        for name, kind, ne, data in ((b"e", 0, [columns, 1], embed), (b"m", type_id, [columns, rows], weights)):
-            abi.check(lib.bw24_tensor_load(model[0], name, kind, 2, ffi.new("int64_t[]", ne), ffi.from_buffer(data), data.nbytes, 1.0, 0))
-        abi.check(lib.bw24_list_set(model[0], b"trunk", text.encode()))
-        for i in range(3):
-            abi.check(lib.bw24_prepare(model[0], i))
-        abi.check(lib.bw24_seq_new(seq, model[0]))
-        logits, c = np.empty(rows, np.float32), ffi.new("bw24_row[]", 1)
-        c[0].seq, c[0].token, c[0].want = seq[0], 0, 1
-        best, started = float("inf"), time.perf_counter()
-        while time.perf_counter() < started + seconds:
-            begun = time.perf_counter()
-            abi.check(lib.bw24_step(model[0], c, 1, ffi.cast("float *", ffi.from_buffer(logits))))
-            best = min(best, time.perf_counter() - begun)
-        return rows * row / best
-    finally:
-        lib.bw24_seq_free(seq[0])
-        lib.bw24_model_free(model[0])
-        lib.bw24_close(ctx[0])
+    with open_context("cpu", isa, threads) as ctx:
+        return rows * row / seconds_of_step(ctx, type_id, columns, rows, np.zeros(rows * row, np.uint8), 1, seconds)

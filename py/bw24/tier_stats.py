@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 COUNTED = ("visits", "visit_hits", "wanted", "hits", "bytes_read", "mirror_bytes", "reads", "fallbacks", "errors", "evictions", "wait_ns",
-           "compute_ns")
+           "compute_ns", "vram_visits", "card_ns")
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,22 @@ class Step:
 
     def line(self, number: int) -> str:
         """As `bw24 gen --stats` prints it."""
-        c, ms = self.counts, self.seconds * 1e3
-        disk, cpu = c["wait_ns"] / 1e6, c["compute_ns"] / 1e6
+        c = self.counts
         what = f"token {number}" if self.rows == 1 else f"{self.rows} rows"
-        return (f"{what}: {c['visits']} experts, in RAM {share(c['visit_hits'], c['visits'])}, read {c['bytes_read'] / 1e6:.1f} MB in "
-                f"{c['reads']} reads, {ms:.1f} ms: disk {disk:.1f}, experts {cpu:.1f}, other {max(0.0, ms - disk - cpu):.1f}")
+        return f"{what}: {c['visits']} experts, {where(c)}, read {c['bytes_read'] / 1e6:.1f} MB in {c['reads']} reads, {times(c, self.seconds)}"
+
+
+def where(c: dict[str, int]) -> str:
+    """Shares of the visits by where the expert was."""
+    card = f"on the card {share(c['vram_visits'], c['visits'])}, " if c["vram_visits"] or c["card_ns"] else ""
+    return f"{card}in RAM {share(c['visit_hits'], c['visits'])}"
+
+
+def times(c: dict[str, int], seconds: float) -> str:
+    """Milliseconds of a step: waiting for reads, the processor's experts, waiting for the card where experts are divided, what is left."""
+    ms, disk, cpu, card = seconds * 1e3, c["wait_ns"] / 1e6, c["compute_ns"] / 1e6, c["card_ns"] / 1e6
+    waits = f"card {card:.1f}, " if card else ""
+    return f"{ms:.1f} ms: disk {disk:.1f}, experts {cpu:.1f}, {waits}other {max(0.0, ms - disk - cpu - card):.1f}"
 
 
 def share(part: int, whole: int) -> str:
@@ -71,11 +82,12 @@ class Recorder:
         single = [s for s in self.steps if s.rows == 1]
         if single:
             t = self.total(single)
-            ms = 1e3 * sum(s.seconds for s in single) / len(single)
-            disk, cpu = (t[name] / 1e6 / len(single) for name in ("wait_ns", "compute_ns"))
-            out.append(f"a token: in RAM {share(t['visit_hits'], t['visits'])}, {t['bytes_read'] / 1e6 / len(single):.1f} MB read, {ms:.1f} ms: "
-                       f"disk {disk:.1f}, experts {cpu:.1f}, other {max(0.0, ms - disk - cpu):.1f}")
+            mean = {name: t[name] // len(single) for name in t}
+            seconds = sum(s.seconds for s in single) / len(single)
+            out.append(f"a token: {where(t)}, {t['bytes_read'] / 1e6 / len(single):.1f} MB read, {times(mean, seconds)}")
         now = self._before
+        if now["vram_experts"]:
+            out.append(f"experts on the card: {now['vram_experts']}, {now['vram_used'] / 1e6:.1f} of {now['vram'] / 1e6:.1f} MB")
         out.append(f"RAM for experts: {now['used'] / 1e6:.1f} MB in use, at most {now['peak'] / 1e6:.1f} of {now['limit'] / 1e6:.1f} MB; "
                    f"{'O_DIRECT' if now['direct'] else 'buffered reads, O_DIRECT was refused'}; {now['errors']} read errors, "
                    f"{now['fallbacks']} fallbacks")
@@ -89,7 +101,8 @@ class Recorder:
     def as_dict(self) -> dict[str, Any]:
         """The figures of the JSON report: sums over steps of one row, the others, and the budget."""
         single, wide = [s for s in self.steps if s.rows == 1], [s for s in self.steps if s.rows > 1]
-        budget = {name: self._before[name] for name in ("budget", "floor", "limit", "used", "peak", "bank", "direct", "mirrors")}
+        budget = {name: self._before[name] for name in ("budget", "floor", "limit", "used", "peak", "bank", "direct", "mirrors", "vram", "vram_used",
+                                                       "vram_experts")}
         return {"tokens": len(single), "token_seconds": round(sum(s.seconds for s in single), 6), "token_counts": self.total(single),
                 "prompt_counts": self.total(wide), **budget}
 
