@@ -270,3 +270,22 @@ def test_drafts_over_spilled_experts_give_the_same_text(moe, tmp_path, capsys):
         if words == ("--ram", "200k"):
             assert "speculation" not in body, "off unless asked for"
     assert texts.count(texts[0]) == len(texts)
+
+
+def test_the_card_s_part_of_a_token():
+    """A card of 25, 50 and 75 % of a mixture of 13 layers (H200, everything else in RAM): what was measured, within 20 %."""
+    shape = tier_plan.Shape(96, 0.907e6, 2.09e9, 0.02e9, 12)
+    for v, cpu_ms, measured in ((0.027, 1.29, 2.70), (0.33, 0.83, 2.20), (0.624, 0.54, 1.63)):
+        rates = tier_plan.Rates(cpu=96 * (1 - v) * 0.907e6 / cpu_ms * 1e3, vram=4.2e12, gpu_ms=13 * tier_plan.LAYER_US / 1e3)
+        c = tier_plan.cost(shape, tier_plan.Hits(v, 1.0, 1 - v), rates)
+        assert c.serial == pytest.approx(measured, rel=0.2) and 0 < c.card < c.cpu
+    h = tier_plan.hits(shape, tier_plan.WORK_VRAM + shape.rest + shape.bank / 4, shape.bank / 2, by_layers=True)
+    assert (h.vram, h.divided) == (pytest.approx(0.25), pytest.approx(0.75)) and h.ram > 2 / 3 - 0.01
+    assert tier_plan.hits(shape, 1e12, 0, by_layers=True) == tier_plan.Hits(1.0, 1.0)
+
+
+def test_a_plan_for_a_card(moe, capsys):
+    words = ["tiers", "plan", str(moe), "--vram", "2g", "--ram", "300k", "--rate", "cpu=10", "--rate", "disk=1", "--json"]
+    assert main([*words, "--rate", "vram=1000"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["vram_share"] > 0 and body["ms"]["card"] > 0 and body["ms"]["other"] > 0

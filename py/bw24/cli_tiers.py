@@ -104,9 +104,23 @@ def measured(model: Model, args: argparse.Namespace, shape: Shape, given: dict[s
         rates["disk"], direct = tier_plan.disk_rate(paths, 8 * len(paths))
         if not direct:
             say("O_DIRECT was refused: the disk's rate may be the page cache's")
-    if "gpu_ms" not in rates:  # on the processor the other weights are read once a token too
-        rates["gpu_ms"] = shape.rest / rates["cpu"] * 1e3
+    if args.vram and "vram" not in rates:
+        rates["vram"] = card_rate()
+    if "gpu_ms" not in rates:  # the other weights are read once a token
+        card = shape.layers * tier_plan.LAYER_US / 1e3 if "vram" in rates else 0.0
+        rates["gpu_ms"] = card + shape.rest / rates.get("vram", rates["cpu"]) * 1e3
     return tier_plan.Rates(**rates)
+
+
+def card_rate() -> float:
+    """Bytes a second that this machine's card reads from its memory. Raises Bw24Error where there is none that can be used."""
+    from . import device
+    from .check import probe
+
+    choice = device.choose()
+    if not choice.cuda:
+        raise Bw24Error("--vram: there is no card here to measure; give --rate vram=GB/s")
+    return probe(backend=choice.backend)[0] * 1e9
 
 
 def run_plan(args: argparse.Namespace) -> int:
@@ -126,14 +140,15 @@ def run_plan(args: argparse.Namespace) -> int:
             if not bank.ops:
                 raise Bw24Error(f"{model.path.name}: the model has no experts, so there is nothing to place")
             experts = [(op[2], model.file.tensors[op[2]].shape[2]) for op in bank.ops]
-            shape = tier_plan.Shape(bank.visits, bank.nbytes / sum(n for _, n in experts), bank.nbytes, rest_of(model, bank))
+            shape = tier_plan.Shape(bank.visits, bank.nbytes / sum(n for _, n in experts), bank.nbytes, rest_of(model, bank), len(bank.ops))
             rates, name, ram = measured(model, args, shape, given), model.name, args.ram if args.ram is not None else default_ram(shape)
             if args.profile:
                 curve = tier_plan.curve_of(read_profile(Path(args.profile), model_hash(model), experts))
     fixed = tier_plan.Hits(*args.hits) if args.hits else None
-    h = fixed or tier_plan.hits(shape, args.vram or 0, ram, curve)
+    by_layers = args.visits is None and not args.profile
+    h = fixed or tier_plan.hits(shape, args.vram or 0, ram, curve, by_layers)
     c = tier_plan.cost(shape, h, rates)
-    ways = tier_plan.reach(shape, args.vram or 0, ram, rates, args.target, curve, fixed) if c.rate < args.target else []
+    ways = tier_plan.reach(shape, args.vram or 0, ram, rates, args.target, curve, fixed, by_layers) if c.rate < args.target else []
     report_plan(args, name, shape, h, c, rates, ram, ways)
     return EXIT_OK
 
@@ -157,8 +172,10 @@ def report_plan(args: argparse.Namespace, name: str, shape: Shape, h: Hits, c: C
     write(f"{name}: {shape.visits} experts a token of {shape.expert / 1e6:.2f} MB: {shape.visits * shape.expert / 1e9:.2f} GB a token, "
           f"{shape.bank / 1e9:.1f} GB in all, {shape.rest / 1e9:.2f} GB of other weights\n")
     write(f"of the visits: VRAM {100 * v:.1f} %, RAM {100 * r:.1f} % ({ram / 2**30:.1f} GiB), disk {100 * (1 - v - r):.1f} %\n")
-    write(f"rates: processor {rates.cpu / 1e9:.1f} GB/s, disk {rates.disk / 1e9:.2f} GB/s\n")
-    write(f"a token: experts {c.cpu:.0f} ms, disk {c.disk:.0f} ms, the rest {c.other:.0f} ms: {c.rate:.2f} tok/s one after the other, "
+    card = f", card {rates.vram / 1e9:.0f} GB/s" if rates.vram else ""
+    write(f"rates: processor {rates.cpu / 1e9:.1f} GB/s, disk {rates.disk / 1e9:.2f} GB/s{card}\n")
+    own = f" (the card's {c.card:.1f} ms meanwhile)" if c.card else ""
+    write(f"a token: experts {c.cpu:.0f} ms{own}, disk {c.disk:.0f} ms, the rest {c.other:.0f} ms: {c.rate:.2f} tok/s one after the other, "
           f"{1e3 / c.ideal:.2f} if the disk were wholly hidden\n")
     if ways:
         write(f"{args.target:g} tok/s would take one of:\n" + "".join(f"  {line}\n" for line in ways))

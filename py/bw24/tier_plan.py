@@ -24,6 +24,9 @@ CURVE = ((0.0, 0.0), (16 / 192, 0.223), (53 / 192, 0.4985), (126 / 192, 0.8498),
 WORK_VRAM = 1.5e9  # bytes of video memory for KV cache and activations
 CHUNK = 1 << 20  # bytes of one read, as the library's readers use
 PROBE_SECONDS = 0.6  # of each part of the probe
+# microseconds of a card beside the bytes it reads: a layer of a mixture; more where its experts are divided, for the way of rows and results between
+# card and processor (H200, 13 layers of 1024 columns, sets of 25, 50 and 75 % of the card's memory)
+LAYER_US, SPLIT_US = 45.0, 58.0
 
 
 @dataclass(frozen=True)
@@ -39,37 +42,43 @@ class Rates:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the cost depends on. visits: experts used a token; expert: bytes of one; bank: of all; rest: of the other weights."""
+    """What the cost depends on. visits: experts used a token; expert: bytes of one; bank: of all; rest: of the other weights; layers: that have
+    experts."""
 
     visits: int
     expert: float
     bank: float
     rest: float = 0.0
+    layers: int = 0
 
 
 @dataclass(frozen=True)
 class Hits:
-    """vram: share of visits whose expert is in video memory; ram: share of the others whose expert is in RAM."""
+    """vram: share of visits whose expert is in video memory; ram: share of the others whose expert is in RAM; divided: share of the layers of which
+    the card has some experts and not all, or none."""
 
     vram: float
     ram: float
+    divided: float = 0.0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds a token: other (attention and what is not experts), cpu, disk; `serial` sums them, `ideal` overlaps disk with the rest."""
+    """Milliseconds a token: other (attention and what is not experts), cpu, disk, card (its experts, computed while the processor computes the
+    others); `serial` sums them, `ideal` overlaps disk with the rest."""
 
     other: float
     cpu: float
     disk: float
+    card: float = 0.0
 
     @property
     def serial(self) -> float:
-        return self.other + self.cpu + self.disk
+        return self.other + max(self.cpu, self.card) + self.disk
 
     @property
     def ideal(self) -> float:
-        return max(self.other + self.cpu, self.disk)
+        return max(self.other + max(self.cpu, self.card), self.disk)
 
     @property
     def rate(self) -> float:
@@ -93,13 +102,16 @@ def curve_of(uses: Sequence[np.ndarray]) -> tuple[tuple[float, float], ...]:
     return tuple((float(i / len(counts)), float(sums[i])) for i in at)
 
 
-def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, float]] = CURVE) -> Hits:
+def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, float]] = CURVE, by_layers: bool = False) -> Hits:
     """Hit shares of tiers filled with the most used experts: video memory first (less the other weights and WORK_VRAM), then RAM, each expert in
-    one of them. Above two tokens' worth of experts an LRU comes within a few points of it."""
+    one of them. Above two tokens' worth of experts an LRU comes within a few points of it. by_layers: video memory has whole layers, as without
+    a profile, so their share of the visits is their share of the layers."""
     in_vram = min(1.0, max(0.0, vram - shape.rest - WORK_VRAM) / shape.bank) if vram else 0.0
     in_ram = min(1.0 - in_vram, max(0.0, ram) / shape.bank)
+    if by_layers and in_vram < 1:
+        return Hits(in_vram, popularity(curve, in_ram / (1 - in_vram)), 1 - in_vram)
     a, b = popularity(curve, in_vram), popularity(curve, in_vram + in_ram)
-    return Hits(a, (b - a) / (1 - a) if a < 1 else 1.0)
+    return Hits(a, (b - a) / (1 - a) if a < 1 else 1.0, 1.0 if vram and in_vram < 1 else 0.0)
 
 
 def cost(shape: Shape, h: Hits, rates: Rates) -> Cost:
@@ -109,14 +121,16 @@ def cost(shape: Shape, h: Hits, rates: Rates) -> Cost:
     for name, needed in (("cpu", missing), ("disk", read)):
         if needed > 0 and not getattr(rates, name) > 0:
             raise Bw24Error(f"the rate {name} is needed: --rate {name}=GB/s, or let the probe measure it")
-    return Cost(rates.gpu_ms, missing / rates.cpu * 1e3 if missing else 0.0, read / rates.disk * 1e3 if read > 0 else 0.0)
+    card = shape.visits * h.vram * shape.expert / rates.vram * 1e3 if rates.vram else 0.0
+    split = h.divided * shape.layers * SPLIT_US / 1e3 if rates.vram else 0.0
+    return Cost(rates.gpu_ms + split, missing / rates.cpu * 1e3 if missing else 0.0, read / rates.disk * 1e3 if read > 0 else 0.0, card)
 
 
 def reach(shape: Shape, vram: float, ram: float, rates: Rates, target: float, curve: Sequence[tuple[float, float]] = CURVE,
-          fixed: Hits | None = None) -> list[str]:
+          fixed: Hits | None = None, by_layers: bool = False) -> list[str]:
     """What, changed alone, would give `target` tokens a second: one line for each of RAM, video memory, disk, processor and both rates."""
     def speed(v: float, r: float, k: Rates) -> float:
-        return cost(shape, fixed or hits(shape, v, r, curve), k).rate
+        return cost(shape, fixed or hits(shape, v, r, curve, by_layers), k).rate
 
     lines, most = [], shape.bank + shape.rest + WORK_VRAM
     ways = {
@@ -126,7 +140,8 @@ def reach(shape: Shape, vram: float, ram: float, rates: Rates, target: float, cu
         "processor": (lambda x: speed(vram, ram, replace(rates, cpu=rates.cpu * 16**x)), lambda x: f"{rates.cpu * 16**x / 1e9:.1f} GB/s"),
         "disk and processor": (lambda x: speed(vram, ram, replace(rates, disk=rates.disk * 16**x, cpu=rates.cpu * 16**x)),
                                      lambda x: f"both {16**x:.1f} times as fast"),
-        "bytes an expert": (lambda x: cost(replace(shape, expert=shape.expert * (1 - 0.9 * x)), fixed or hits(shape, vram, ram, curve), rates).rate,
+        "bytes an expert": (lambda x: cost(replace(shape, expert=shape.expert * (1 - 0.9 * x)),
+                                           fixed or hits(shape, vram, ram, curve, by_layers), rates).rate,
                             lambda x: f"{shape.expert * (1 - 0.9 * x) / 1e6:.2f} MB"),
     }
     for name, (rate, say) in ways.items():
