@@ -9,9 +9,16 @@
 
 namespace bw {
 
-/* UNIT: bytes that places in the set are counted in. LIFT_PAIRS: from so many pairs on an expert is faster over the bus and through the card than through the
- * processor: 10 MB at 25 GB/s are 0.4 ms, a pair's 38 million int8 operations at 1 a ns 0.04 ms beside the bytes read once */
-enum { UNIT = 256, LIFT_PAIRS = 8 };
+enum { UNIT = 256 }; /* bytes: what places in the set are counted in */
+
+/* Pairs from which on an expert is sooner done over the bus and through the card than by the processor: a fixed part of 120 us for launches and copies and
+ * its bytes at 25 GB/s, against the processor's operations at 1 a ps (16 cores). An expert of 10.6 MB: 15 pairs; one of 0.9 MB: 46, and with a limit
+ * of 8 a prompt over those took 1.2 to 1.7 times as long as on the processor. */
+static int lift_from(const CuSplitLayer &y) {
+    double ops = 0;
+    for (auto &m : y.m) ops += 2.0 * m.rows * m.cols;
+    return 1 + (int)((120e-6 + (double)y.packed / 25e9) / (ops * 1e-12));
+}
 
 /* ---- making */
 static int pin(bw24_model *m, void **out, size_t bytes) {
@@ -207,7 +214,7 @@ bool run_split(Pass &p, const CuStep &c) {
     bw_host_step h;
     if (!choices_exist(s, x, n)) return p.unrouted = true;
     const CuSplitLayer &y = s->layers[(size_t)x.layer];
-    p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, n > EXPERT_ROWS && y.packed ? LIFT_PAIRS : 0, &h);
+    p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, n > EXPERT_ROWS && y.packed ? lift_from(y) : 0, &h);
     if (p.rc) return true;
     if (h.first_set == 0) {
         bw_host_begin(s->host, p.l, c.first);
