@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_KERNELS = 180  # 167 for sm_120a on 29 November; the aim is 150: the mixtures' kernels and the probe's came on top of it
+MOST_KERNELS = 182  # all that there are; the aim is 150: the mixtures', the rounds', the divided experts' and latent attention's came on top of it
 SHARED_LEAST = 99 * 1024
 # LINEAR of few rows: registers are bounded so that two blocks fit a multiprocessor, which costs some kernels a few words; never more than these bytes
 MAY_SPILL = {"k_linear_small": 64}
