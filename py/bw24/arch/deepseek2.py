@@ -132,14 +132,7 @@ def mixture(hp: Params, d: Dims) -> llama.Ffn:
 def layer(b: ListBuilder, d: Dims, i: int, ffn: llama.Ffn) -> None:
     p = f"blk.{i}."
     b.norm(y=b.buf("h", d.width), x="x", w=p + "attn_norm.weight", eps=d.eps)
-    att = attend(b, d, i, p)
-    tag = att.removeprefix("att")
-    x, h, o = "x" + tag, b.buf("h" + tag, d.width), b.buf("o" + tag, d.width)
-    b.linear(y=o, x=att, w=p + "attn_output.weight")
-    b.add(y=x, a=x, b=o)
-    b.norm(y=h, x=x, w=p + "ffn_norm.weight", eps=d.eps)
-    ffn(b, p, h, o, tag)
-    b.add(y=x, a=x, b=o)
+    llama.rest(b, p, d.width, d.eps, attend(b, d, i, p), ffn)
 
 
 def build(b: ListBuilder, hp: Params) -> None:

@@ -16,6 +16,17 @@ def dense(b: ListBuilder, p: str, x: str, y: str, tag: str) -> None:
     common.glu_ffn(b, p, x, y, "silu", tag)
 
 
+def rest(b: ListBuilder, p: str, width: int, eps: float, att: str, ffn: Ffn) -> None:
+    """What follows attention in a layer: output projection, residual, norm, feed-forward, residual; of the rows that `att` has."""
+    tag = att.removeprefix("att")
+    x, h, o = "x" + tag, b.buf("h" + tag, width), b.buf("o" + tag, width)
+    b.linear(y=o, x=att, w=p + "attn_output.weight")
+    b.add(y=x, a=x, b=o)
+    b.norm(y=h, x=x, w=p + "ffn_norm.weight", eps=eps)
+    ffn(b, p, h, o, tag)
+    b.add(y=x, a=x, b=o)
+
+
 def layer(b: ListBuilder, d: common.Dims, i: int, style: str, qk_norm: str | None, ffn: Ffn, factors: str | None = None) -> None:
     p = f"blk.{i}."
     b.norm(y=b.buf("h", d.width), x="x", w=p + "attn_norm.weight", eps=d.eps)
@@ -24,13 +35,7 @@ def layer(b: ListBuilder, d: common.Dims, i: int, style: str, qk_norm: str | Non
         for name, heads in (("q", d.heads), ("k", d.kv_heads)):
             b.norm(y=name, x=name, w=f"{p}attn_{name}_norm.weight", heads=heads if qk_norm == "head" else 1, eps=d.eps)
     att = common.attend(b, d, i, style=style, base=d.rope_base, scale=d.rope_scale, factors=factors)
-    tag = att.removeprefix("att")
-    x, h, o = "x" + tag, b.buf("h" + tag, d.width), b.buf("o" + tag, d.width)
-    b.linear(y=o, x=att, w=p + "attn_output.weight")
-    b.add(y=x, a=x, b=o)
-    b.norm(y=h, x=x, w=p + "ffn_norm.weight", eps=d.eps)
-    ffn(b, p, h, o, tag)
-    b.add(y=x, a=x, b=o)
+    rest(b, p, d.width, d.eps, att, ffn)
 
 
 def build(b: ListBuilder, hp: Params, style: str = ROPE_STYLE, qk_norm: str | None = None, d: common.Dims | None = None, ffn: Ffn = dense) -> None:
