@@ -13,14 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bw24 import abi, convert, gate, placement, tiers, units
+import mixtures
+from bw24 import abi, gate, placement, tiers, units
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.source import open_model
 from bw24.tiers import Tiers
-from conftest import FIXTURES
 
-NAMES = ("qwen35moe", "hy_v3", "minimax-m2")
 ISAS = [i for i in ("portable", "avx2", "avxvnni", "avx512vnni") if abi.lib().bw24_isa_supported(i.encode())]
 FULL = ("hy_v3", "hy_v3-mix-q4", "minimax-m2", "qwen35moe", "qwen35moe-mix-q4", "qwen35moe-mix-low", "gemma4-26b-a4b")
 IDS = [(i * 37 + 11) % 60 for i in range(60)]
@@ -29,12 +28,7 @@ ROWS = 40  # of IDS that go in as a prompt, 16 at a time; the others are decoded
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory) -> dict[str, Path]:
-    """The models as GGUF files of their own, so that a test may damage a copy."""
-    folder = tmp_path_factory.mktemp("moe")
-    shutil.copy(FIXTURES / "tiny" / "qwen35moe.gguf", folder)
-    for name in NAMES[1:]:
-        convert.convert(FIXTURES / "checkpoints" / name.replace("-", "_"), folder / f"{name}.gguf", "keep")
-    return {name: folder / f"{name}.gguf" for name in NAMES}
+    return mixtures.write(tmp_path_factory.mktemp("moe"))
 
 
 def run(path: Path, experts: Tiers | None = None, look: Callable[[Engine], None] | None = None, **settings) -> np.ndarray:
@@ -63,7 +57,7 @@ def sizes(path: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("policy", ["lru", "slru"])
 @pytest.mark.parametrize("share", [0, 0.2, 0.5, 0.9, 4])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mixtures.NAMES)
 def test_any_budget_gives_the_resident_bits(files, name, share, policy):
     counts = {}
     bank = sizes(files[name])["bank"]

@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bw24 import abi, convert, placement, tiers
+import mixtures
+from bw24 import abi, placement, tiers
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.source import open_model
 from bw24.tiers import Tiers
-from conftest import FIXTURES
 
-NAMES = ("qwen35moe", "hy_v3", "minimax-m2")
 IDS = [(i * 41 + 7) % 60 for i in range(48)]
 ROWS = 32  # of IDS that go in as a prompt, 16 at a time
 ROOM = 64 << 20  # for every expert of a tiny model
@@ -24,11 +23,7 @@ ROOM = 64 << 20  # for every expert of a tiny model
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("split")
-    shutil.copy(FIXTURES / "tiny" / "qwen35moe.gguf", folder)
-    for name in NAMES[1:]:
-        convert.convert(FIXTURES / "checkpoints" / name.replace("-", "_"), folder / f"{name}.gguf", "keep")
-    return {name: folder / f"{name}.gguf" for name in NAMES}
+    return mixtures.write(tmp_path_factory.mktemp("split"))
 
 
 def logits(engine: Engine) -> np.ndarray:
@@ -45,7 +40,7 @@ def every(e: Engine) -> np.ndarray:
     return np.array([(i, x) for i, (_, n) in enumerate(e.spill.layers()) for x in range(n)], np.int32)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mixtures.NAMES)
 def test_any_division_gives_the_resident_bits(files, name):
     rng = np.random.default_rng(3)
     with open_model(files[name], "keep") as model:
