@@ -316,6 +316,26 @@ def test_two_processes_download_once(fake, tmp_path):
     assert not errors and dest.read_bytes() == data and len(fake.requests("cdn")) == 3 and os.listdir(dest.parent) == ["m.gguf"]
 
 
+def test_a_part_that_vanished_while_one_waited_is_opened_again(tmp_path, monkeypatch):
+    """The name belongs to a later download by then, whose process renames it just after this one looked."""
+    part, real, looks = tmp_path / "m.part", os.stat, []
+
+    def stat(path, *args, **kw):
+        if path != part or looks:
+            return real(path, *args, **kw)
+        looks.append(path)
+        part.rename(tmp_path / "first")
+        part.write_bytes(b"later")
+        found = real(part)
+        part.rename(tmp_path / "second")
+        return found
+
+    monkeypatch.setattr(download.os, "stat", stat)
+    with download._locked_part(part) as file:
+        monkeypatch.undo()
+        assert looks and os.path.samestat(os.stat(part), os.fstat(file.fileno()))
+
+
 def test_huggingface_hubs_own_cache_is_used(fake, resolve, tmp_path):
     folder = tmp_path / "hf-cache" / f"models--{REPO.replace('/', '--')}" / "snapshots" / "abc"
     folder.mkdir(parents=True)

@@ -69,6 +69,14 @@ def content_range(response: httpx.Response, start: int, label: str) -> tuple[int
     return int(match[2]), int(match[3])
 
 
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether the open file is the one that `path` names now; one system call looks, so that nothing can vanish between two looks."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
 @contextmanager
 def _locked_part(part: Path) -> Iterator[BinaryIO]:
     """The partial file, open at its end and locked against other processes; waits for one that is downloading the same file."""
@@ -77,7 +85,7 @@ def _locked_part(part: Path) -> Iterator[BinaryIO]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             # while this process waited, the holder may have renamed or removed the file that was opened here
-            if part.exists() and os.stat(part).st_ino == os.fstat(file.fileno()).st_ino:
+            if _is_at(file, part):
                 yield file
                 return
         finally:
