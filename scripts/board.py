@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "py"))
 
-from bw24 import models  # noqa: E402
+from bw24 import models, records  # noqa: E402
 from bw24.errors import Bw24Error  # noqa: E402
 
 BOARDS = {"original": ROOT / "research" / "original-cells.json"}
@@ -127,8 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         if cell["model"] in files:
             found = (plain if cell["kind"] == "plain" else spec)(cell, files[cell["model"]], args)
             ran += "error" not in found
-            with args.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps({"board": args.rows, "cell": cell, "file": files[cell["model"]].name, **found}) + "\n")
+            records.append(args.out, {"board": args.rows, "cell": cell, "file": files[cell["model"]].name, **found})
         print(line(cell, found), flush=True)
     print(f"{ran} of {len(board['cells'])} cells measured; source: {board['source']}")
     return 0 if ran or not files else 1

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "py"))
 
+import boards_spec  # noqa: E402
 import plots  # noqa: E402
 from bw24 import records  # noqa: E402
 from bw24.records import Record  # noqa: E402
@@ -141,15 +142,15 @@ def steps(rows: list[Record]) -> list[Record]:
     for r in rows:
         d = r.data
         if r.file.startswith("cuda/") and d.get("what") in ("step", "prefill") and not r.retired and "cut to" not in d["model"]:
-            key = (d["what"], d["model"], d.get("kv", ""), d.get("class", "exact"), d.get("depth", 0), d["rows"])
+            key = (d["what"], r.model, d.get("kv", ""), d.get("class", "exact"), d.get("depth", 0), d["rows"])
             last.pop(key, None)
             last[key] = r
-    return sorted(last.values(), key=lambda r: (r.data["what"], r.data["model"], r.data.get("kv", ""), r.data.get("depth", 0), r.data["rows"]))
+    return sorted(last.values(), key=lambda r: (r.data["what"], r.model, r.data.get("kv", ""), r.data.get("depth", 0), r.data["rows"]))
 
 
-def short(d: dict) -> str:
+def short(r: Record) -> str:
     """The model of a row without the ending of its file."""
-    return d["model"].removesuffix(".gguf")
+    return r.model.removesuffix(".gguf")
 
 
 def steps_table(rows: list[Record]) -> str:
@@ -158,7 +159,7 @@ def steps_table(rows: list[Record]) -> str:
         d = r.data
         us = d["us"] if d["what"] == "step" else d["ms"] * 1e3
         label = f"step of {d['rows']} at {d['depth']}" if d["what"] == "step" else f"prefill {d['rows']}, {d.get('class', 'exact')}"
-        facts = (f"`{r.id}`", short(d), d.get("kv", ""), label, f"{us:.0f}", f"{d['rows'] / us * 1e6:.0f}", d.get("wall_pct", ""), d["revision"])
+        facts = (f"`{r.id}`", short(r), d.get("kv", ""), label, f"{us:.0f}", f"{d['rows'] / us * 1e6:.0f}", d.get("wall_pct", ""), d["revision"])
         out.append(f"| {' | '.join(map(str, facts))} |")
     return "\n".join(out) + "\n"
 
@@ -172,15 +173,17 @@ def pictures(rows: list[Record]) -> dict[str, str]:
     walls = [(f"{name(r)} ({r.data['backend']})", 100 * r.data["wall_fraction"], r.label) for r in benches(rows) if r.data.get("wall_fraction")]
     one = [r for r in steps(rows) if r.data["what"] == "step" and r.data["rows"] == 1]
     shallow = min((r.data["depth"] for r in one), default=0)
-    walls += [(f"{short(r.data)}, {r.data['kv']} (cuda)", r.data["wall_pct"], r.label) for r in one if r.data["depth"] == shallow]
+    walls += [(f"{short(r)}, {r.data['kv']} (cuda)", r.data["wall_pct"], r.label) for r in one if r.data["depth"] == shallow]
     if walls:
         out["wall.svg"] = plots.bars("decode of one row: weight bytes read, per cent of the measured read wall", walls, 100.0, " %")
     curves: dict[str, list[tuple[float, float]]] = {}
     for r in one:
-        curves.setdefault(f"{short(r.data)} {r.data['kv']}", []).append((r.data["depth"], r.data["us"]))
+        curves.setdefault(f"{short(r)} {r.data['kv']}", []).append((r.data["depth"], r.data["us"]))
     curves = {k: v for k, v in curves.items() if len(v) > 1}
     if curves:
         out["depth.svg"] = plots.lines("a step of one row by tokens in the cache (H200)", curves, "tokens in the cache", "us a step", log_x=True)
+    if drawn := boards_spec.picture(rows):
+        out["acceptance.svg"] = drawn
     return out
 
 
@@ -192,6 +195,7 @@ def page(rows: list[Record], shown: dict[str, str]) -> str:
         device = sorted({str(r.data.get("device", "NVIDIA H200")) for r in found})
         parts += [f"\n## Backend cuda, whole steps ({', '.join(device)}; {TARGET})\n\n",
                   "Predictions and outcomes of each change: [research/cuda](../research/cuda/README.md).\n\n", steps_table(found)]
+    parts += boards_spec.sections(rows)
     parts.append("\n## Pictures\n\n" + "".join(f"![{f.removesuffix('.svg')}](plots/{f})\n" for f in shown))
     gone = [r for r in rows if r.retired]
     parts.append("\n## Retired rows\n\n" + ("".join(f"- `{r.id}`: {r.retired}\n" for r in gone) or "None.\n"))

@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
 
-from bw24 import abi  # noqa: E402
+from bw24 import abi, records  # noqa: E402
 from bw24.engine import Engine, kv_bytes_per_token  # noqa: E402
 from bw24.source import open_model  # noqa: E402
 
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--text", default=str(Path(__file__).resolve().parent.parent / "docs" / "design.md"))
     p.add_argument("--tokens", type=int, default=1536)
     p.add_argument("--window", type=int, default=512)
-    p.add_argument("-o", "--output", help="file to append the lines to")
+    p.add_argument("-o", "--output", type=Path, help="file to append the lines to")
     args = p.parse_args(argv)
     text = Path(args.text).read_text(encoding="utf-8")
     for path in args.models:
@@ -72,8 +72,7 @@ def main(argv: list[str] | None = None) -> int:
                         **{k: round(v, 6) for k, v in found[name].items()}}
                 print(json.dumps(line), flush=True)
                 if args.output:
-                    with open(args.output, "a", encoding="utf-8") as f:
-                        f.write(json.dumps(line) + "\n")
+                    records.append(args.output, line)
     return 0
 
 

@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "py"))
 
+from bw24 import records  # noqa: E402
 from bw24.bench import MIN_ROUNDS, Others, median_interval  # noqa: E402
 from bw24.cli_check import cpu_name  # noqa: E402
 
@@ -198,8 +199,7 @@ def main(argv: list[str] | None = None) -> int:
             row = row_of(args, name, s, chosen[0], loads)
             print(text_of(row), flush=True)
             if args.output:
-                with args.output.open("a", encoding="utf-8") as out:
-                    out.write(json.dumps(row) + "\n")
+                records.append(args.output, row)
     return 0
 
 

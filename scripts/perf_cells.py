@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import synth_model
 from bw24.records import Record, load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,7 +62,7 @@ def published(rows: Iterable[Record], backend: str) -> dict[tuple[str, str, int,
             out.update(dict.fromkeys(_bench(r), r))
         elif backend == "cuda" and r.file.startswith("cuda/") and d.get("what") in ("step", "prefill") and d.get("class", "exact") == "exact":
             if "cut to" not in d["model"]:
-                out[(d["model"], d["what"], d["rows"], d.get("depth", 0), d.get("kv", "f16"))] = r
+                out[(r.model, d["what"], d["rows"], d.get("depth", 0), d.get("kv", "f16"))] = r
     return out
 
 
@@ -71,13 +72,24 @@ def find(folder: Path, name: str, size: int | None) -> Path | None:
     return next((f for f in hits if size is None or f.stat().st_size == size), None)
 
 
-def make(folder: Path, name: str, weights: str) -> Path | None:
-    """The file of a row of random weights, written as the row says; None where it does not say how."""
-    found = SYNTHETIC.search(weights)
-    if not found:
+def recipe(name: str, data: dict[str, Any]) -> list[str] | None:
+    """What scripts/synth_model.py is asked for to write the file of a row: as the row says, else from a name SHAPE-TYPE.gguf. None for others."""
+    if found := SYNTHETIC.search(str(data.get("weights", ""))):
+        return found[1].split()
+    shape, _, kind = name.removesuffix(".gguf").rpartition("-")
+    if shape not in synth_model.SHAPES or kind not in synth_model.MAKERS:
+        return None
+    head = re.search(r"\bhead (\w+)", str(data.get("variant", "")))
+    return [shape, "--type", kind, *(["--head", head[1]] if head else [])]
+
+
+def make(folder: Path, name: str, data: dict[str, Any]) -> Path | None:
+    """The file of a row of random weights, written anew; None where the row does not say how."""
+    words = recipe(name, data)
+    if words is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "synth_model.py"), *found[1].split(), "-o", str(folder / name)], check=True,
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "synth_model.py"), *words, "-o", str(folder / name)], check=True,
                    stdout=subprocess.DEVNULL)
     return folder / name
 
@@ -90,7 +102,7 @@ def of_record(folder: Path, backend: str, only: str, made: bool, root: Path = RO
             continue
         key = (name, row.data.get("file_bytes"))
         if key not in files:
-            files[key] = find(folder, *key) or (make(folder, name, str(row.data.get("weights", ""))) if made else None)
+            files[key] = find(folder, *key) or (make(folder, name, row.data) if made else None)
             if files[key] is None:
                 missing.append(f"not measured: no {name}" + (f" of {key[1]} bytes" if key[1] else "") + f" in {folder} (row {row.id})")
         if files[key]:

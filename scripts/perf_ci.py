@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "py"))
 
 import perf_cells  # noqa: E402
+from bw24 import records  # noqa: E402
 from bw24.bench import DISTURBED, MIN_ROUNDS, Others, median_interval  # noqa: E402
 from perf_cells import Cell  # noqa: E402
 
@@ -307,8 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.output:
         args.output.write_text(json.dumps({**row, "status": status}) + "\n", encoding="utf-8")
     if status == GREEN and not args.dry_run:
-        with RECORD.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        records.append(RECORD, row)
     print({GREEN: "GREEN", RED: "RED: nothing recorded", UNMEASURED: "NOT MEASURED: nothing recorded"}[status])
     return status
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
 
-from bw24 import abi, bench_spec, sampling  # noqa: E402
+from bw24 import abi, bench_spec, records, sampling  # noqa: E402
 from bw24.drafter import embedded, open_draft  # noqa: E402
 from bw24.engine import Engine  # noqa: E402
 from bw24.source import open_model  # noqa: E402
@@ -58,7 +57,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--prompt", type=int, default=512, help="tokens before the replies")
     p.add_argument("--tokens", type=int, default=256, help="tokens of a reply")
     p.add_argument("--pairs", type=int, default=3)
-    p.add_argument("-o", "--output", help="file to append the lines to")
+    p.add_argument("-o", "--output", type=Path, help="file to append the lines to")
     return p.parse_args(argv)
 
 
@@ -82,8 +81,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{row['model']} K={row['k']} p={p}: plain {row['plain_tokens_per_second']:.1f}, drafted {row['tokens_per_second']:.1f} tok/s, "
                       f"{row['gain']:.2f}x, {row['tokens_per_round']:.2f} a round, ms {row['round_milliseconds']}", flush=True)
                 if args.output:
-                    with open(args.output, "a", encoding="utf-8") as f:
-                        f.write(json.dumps(row) + "\n")
+                    records.append(args.output, row)
     return 1 if wrong else 0
 
 

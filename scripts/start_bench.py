@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "py"))
 
-from bw24 import abi  # noqa: E402
+from bw24 import abi, records  # noqa: E402
 from bw24.bench import Others  # noqa: E402
 
 PROMPT = "Why is the sky blue?"
@@ -62,8 +62,7 @@ def main() -> int:
                "machine": args.machine, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         print(json.dumps(row), flush=True)
         if args.output:
-            with args.output.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(row) + "\n")
+            records.append(args.output, row)
     return 0
 
 

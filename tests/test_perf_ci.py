@@ -87,27 +87,29 @@ def bench_row(file: str, backend: str = "cpu", **more) -> dict:
 def test_the_published_cells(tmp_path):
     """The last row of each, of the backend, not retired; steps of a card by rows and depth; files by name and size."""
     root = record(tmp_path / "research", cpu=[bench_row("a.gguf"), bench_row("gone.gguf"), bench_row("card.gguf", "cuda")],
-                  cuda__steps=[{"what": "step", "model": "8b.gguf", "kv": "q8_0/q5_1", "rows": 4, "depth": 128},
-                               {"what": "step", "model": "8b.gguf cut to 2 layers", "rows": 4, "depth": 128},
-                               {"what": "step", "model": "8b.gguf", "class": "fast", "rows": 1, "depth": 128}])
+                  cuda__steps=[{"what": "step", "model": "mini.gguf", "kv": "q8_0/q5_1", "rows": 4, "depth": 128},
+                               {"what": "step", "model": "mini.gguf cut to 2 layers", "rows": 4, "depth": 128},
+                               {"what": "step", "model": "mini.gguf", "class": "fast", "rows": 1, "depth": 128}])
     (tmp_path / "m").mkdir()
-    for name in ("a.gguf", "x-8b.gguf"):
+    for name in ("a.gguf", "x-mini.gguf"):
         (tmp_path / "m" / name).write_text("abc")
     cells, missing = perf_cells.of_record(tmp_path / "m", "cpu", "", False, root)
     assert [c.name for c in cells] == ["a.gguf prefill 16", "a.gguf decode 4 @ 8"]
     assert len(missing) == 1 and "no gone.gguf of 3 bytes" in missing[0]
     cells, missing = perf_cells.of_record(tmp_path / "m", "cuda", "step", False, root)
-    assert [c.name for c in cells] == ["x-8b.gguf step 4 @ 128 kv q8_0/q5_1"] and missing == []
+    assert [c.name for c in cells] == ["x-mini.gguf step 4 @ 128 kv q8_0/q5_1"] and missing == []
     assert perf_cells.of_record(tmp_path / "m", "cpu", "decode", False, root)[0][0].request()["depth"] == 8
 
 
 def test_a_model_of_random_weights_is_made_as_its_row_says(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(perf_cells.subprocess, "run", lambda words, **_: ran.append(words))
-    row = "random weights (scripts/synth_model.py qwen3-8b --type Q4_K --head Q4_K)"
+    row = {"weights": "random weights (scripts/synth_model.py qwen3-8b --type Q4_K --head Q4_K)"}
     assert perf_cells.make(tmp_path, "q.gguf", row) == tmp_path / "q.gguf" and ran[0][2:] == [
         "qwen3-8b", "--type", "Q4_K", "--head", "Q4_K", "-o", str(tmp_path / "q.gguf")]
-    assert perf_cells.make(tmp_path, "q.gguf", "real weights") is None
+    assert perf_cells.make(tmp_path, "q.gguf", {"weights": "real weights"}) is None
+    assert perf_cells.recipe("qwen3.5-9b-NVFP4.gguf", {"variant": "head Q6_K; gates green"}) == ["qwen3.5-9b", "--type", "NVFP4", "--head", "Q6_K"]
+    assert perf_cells.recipe("smollm2-135m-instruct-q4_1.gguf", {}) is None
 
 
 def test_every_published_row_of_random_weights_says_how(tmp_path):

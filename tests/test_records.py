@@ -119,6 +119,21 @@ def test_every_figure_of_the_readme_has_its_row():
     assert seen > 25
 
 
+def test_drafts_are_shown_with_their_labels():
+    """Rows of rounds with a set acceptance say so; the newest green row of the performance CI is there."""
+    import boards_spec
+
+    rows = records.load(ROOT / "research")
+    page = (ROOT / "docs" / "PERFORMANCE.md").read_text(encoding="utf-8")
+    shown = boards_spec.rounds(rows)
+    assert len(shown) >= 8 and all(f"`{r.id}`" in page for r in shown)
+    for r in shown:
+        line = next(x for x in page.splitlines() if f"`{r.id}`" in x)
+        assert ("synthetic acceptance" in line) == (r.data["accept"] is not None), line
+    assert all(f"`{r.id}`" in page for r in {r.data["backend"]: r for r in boards_spec.green(rows)}.values())
+    assert "<polyline" in boards_spec.picture(rows)
+
+
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "plots").glob("*.svg")), ids=lambda p: p.name)
 def test_pictures_are_xml(picture):
     document = xml.dom.minidom.parse(str(picture))

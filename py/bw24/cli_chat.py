@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from .cli_common import (
     say,
     write,
 )
+from .cli_reply import encode_messages, sampling_params, stream
 from .errors import Bw24Error
 
 if TYPE_CHECKING:
@@ -48,16 +49,6 @@ def add_command_to(commands: Any, options: Iterable[str]) -> None:
     """Declare chat; `options` are the sampling and engine settings."""
     chat = add_command(commands, "chat", run_chat, "talk with a model in the terminal", CHAT_EXAMPLES, ("system", "n", *options))
     chat.description += f" Needs a model with a chat template.\nThe prompt cache is exact: no reply depends on what was kept.\n\n{COMMANDS}"
-
-
-def encode_messages(model: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Ids of a conversation that ends where the model is to reply. The model has a chat template."""
-    from . import chat
-
-    template = model.chat_template
-    if template is None:
-        raise Bw24Error(f"{model.name}: the model file has no chat template; `bw24 gen --raw` continues plain text")
-    return chat.apply(model.tokenizer, template, messages, add_generation_prompt=True)
 
 
 class Conversation:
@@ -129,7 +120,6 @@ class Conversation:
 
     def turn(self, text: str) -> Stats | None:
         """One exchange: the reply is printed as it comes; Ctrl-C ends it and keeps what was said. None if the gate failed."""
-        from .cli_text import stream
         from .generate import CONTEXT
 
         reply = self.begin(text)
@@ -185,8 +175,6 @@ def obey(conversation: Conversation, line: str) -> bool:
 
 def run_chat(args: argparse.Namespace) -> int:
     """Exit code of `bw24 chat`."""
-    from .cli_text import sampling_params
-
     params = sampling_params(args)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with open_model(args) as model:

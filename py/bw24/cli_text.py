@@ -29,25 +29,21 @@ from .cli_common import (
     read_ids,
     read_text,
     say,
-    terminal_safe,
     write,
     write_json,
 )
+from .cli_reply import SAMPLING_FLAGS, encode_messages, sampling_params, stream
 from .errors import Bw24Error
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .gate import PrefillCheck
     from .generate import Generation
-    from .sampling import SamplingParams
     from .source import Model
     from .speculate import Rounds
     from .tier_stats import Recorder
 
 BUILT_IN_PROMPT = "Explain KV caches."
-SAMPLING_FLAGS = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop",
-)
 PROMPT_FLAGS = ("prompt", "prompt_ids", "chat", "system")
 
 GEN_EXAMPLES = """
@@ -141,7 +137,7 @@ def encode_prompt(model: Model, args: argparse.Namespace) -> Prompt:
     if template is None:
         return Prompt(model.tokenizer.encode(text), False)
     messages = ([{"role": "system", "content": args.system}] if args.system is not None else []) + [{"role": "user", "content": text}]
-    return Prompt(cli_chat.encode_messages(model, messages), True)
+    return Prompt(encode_messages(model, messages), True)
 
 
 def check_ids(ids: list[int], n_vocab: int) -> None:
@@ -149,23 +145,6 @@ def check_ids(ids: list[int], n_vocab: int) -> None:
     for place, token in enumerate(ids):
         if not 0 <= token < n_vocab:
             raise Bw24Error(f"token {place} of the prompt: expected an id 0..{n_vocab - 1}, found {token}")
-
-
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """SamplingParams from the settings; Bw24Error for a malformed --logit-bias or --stop."""
-    from .sampling import SamplingParams
-
-    if "" in args.stop:
-        raise Bw24Error("--stop: expected a text of at least one character, found ''")
-    bias = {}
-    for item in args.logit_bias:
-        token, _, value = item.partition("=")
-        try:
-            bias[int(token)] = float(value)
-        except ValueError:
-            raise Bw24Error(f"--logit-bias: expected ID=VALUE, found {item!r}") from None
-    names = [name for name in SAMPLING_FLAGS if name not in ("logit_bias", "stop")]
-    return SamplingParams(logit_bias=bias, **{name: getattr(args, name) for name in names})
 
 
 # ---- gen
@@ -210,30 +189,6 @@ def run_gen(args: argparse.Namespace) -> int:
                     say(line)
             report_gen(args, model, engine, check, reply, text, loading, drafted.stats if drafted else None, recorder)
             return EXIT_INTERRUPTED if reply.reason == generate.INTERRUPTED else EXIT_OK
-
-
-def stream(reply: Generation, echo: bool) -> str:
-    """Print a reply as it comes, ending with a newline; Ctrl-C ends it. Returns the text."""
-    from .generate import INTERRUPTED
-
-    pieces: list[str] = []
-    terminal = sys.stdout.isatty()
-
-    def put(piece: str) -> None:
-        pieces.append(piece)
-        if echo:
-            write(terminal_safe(piece) if terminal else piece)
-
-    try:
-        for piece in reply:
-            put(piece)
-    except KeyboardInterrupt:
-        put(reply.rest())
-        reply.reason = INTERRUPTED
-    text = "".join(pieces)
-    if echo and not text.endswith("\n"):
-        write("\n")
-    return text
 
 
 def report_gen(args: argparse.Namespace, model: Model, engine: Engine, check: PrefillCheck, reply: Generation, text: str,

@@ -16,6 +16,10 @@ from typing import Any
 from .errors import Bw24Error
 
 RETIRED = "retired.jsonl"
+NAMES = {  # files of random weights that early rows call otherwise: one name a file, so that a later row takes an earlier one's place
+    "8b.gguf": "qwen3-8b-Q4_K.gguf", "8b-Q4_K.gguf": "qwen3-8b-Q4_K.gguf", "8b-NVFP4.gguf": "qwen3-8b-NVFP4.gguf",
+    "8b-Q8_0.gguf": "qwen3-8b-Q8_0.gguf",
+}
 LABELS = ("real weights", "random weights", "random weights, synthetic acceptance")
 
 
@@ -27,6 +31,12 @@ class Record:
     file: str
     data: dict[str, Any]
     retired: str | None = None
+
+    @property
+    def model(self) -> str:
+        """The model's file, by its present name; empty where the row is about none."""
+        name = str(self.data.get("file") or self.data.get("model") or "")
+        return NAMES.get(name, name)
 
     @property
     def label(self) -> str:
@@ -86,3 +96,9 @@ def find(root: Path, name: str) -> Record:
     if hits:
         raise Bw24Error(f"row {name}: {len(hits)} rows begin so: {', '.join(r.id for r in hits[:4])} ...")
     raise Bw24Error(f"row {name}: not among the {len(load(root))} rows of {root}")
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """Add one row, a line of JSON, to a record file; the file is made where it is not there."""
+    with path.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(row) + "\n")
