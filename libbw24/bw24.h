@@ -296,6 +296,12 @@ int bw24_drafter_truncate(bw24_drafter *drafter, int64_t pos, int32_t token, int
  * plain decoding with the same sampler (unless `reject`), whatever else is in the round. times: added to, or NULL. The rows of all
  * requests, k + 1 each, must fit one step. After an error the requests whose `accepted` is -1 have not moved. */
 int bw24_round(bw24_model *model, bw24_round_request *requests, int32_t n, bw24_round_times *times);
+/* Plain decoding in the library: appends `token` and draws the next, then goes on with that, until n tokens were drawn, one of `stop` was, or `seconds`
+ * have passed (looked at between steps; 0: no bound). tokens: [n], the `made` ones that follow, at least one; all but the last are in the sequence now.
+ * drafter: that of `seq`, or NULL; it follows without drafting. pick: as bw24_step_sample, its history ends with `token`. An error after the first token
+ * is left to the next call, which meets it again; only where the step was cancelled it comes with what was made. */
+int bw24_decode(bw24_seq *seq, bw24_drafter *drafter, int32_t token, const bw24_pick *pick, const int32_t *stop, int32_t n_stop, int32_t n,
+                double seconds, int32_t *tokens, int32_t *made);
 /* the same in three parts, for a host that picks the tokens: draft makes drafts and drafted; verify gives the logits [sum of (drafted + 1)][vocab];
  * the host sets accepted; commit moves the sequences to token and the first `accepted` drafts. Another draft gives a round up that was not committed. */
 int bw24_round_draft(bw24_model *model, bw24_round_request *requests, int32_t n);

@@ -13,7 +13,8 @@ from bw24 import abi
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.generate import Generation
-from bw24.sampling import SamplingParams, sample
+from bw24.plain import decode
+from bw24.sampling import SamplingParams, picks, sample
 from bw24.source import open_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +67,57 @@ def test_a_reply_is_the_same_with_and_without_its_logits(engine, params):
             list(made)
             replies.append(made.ids)
     assert replies[0] == replies[1] and len(replies[0]) == 24
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_several_plain_tokens_a_call(engine, params):
+    """Those of one draw after the other, in any pieces, up to the first stop id; the sequence holds all but the last."""
+    ids = [7, 11, 13, 17]
+    with engine.sequence() as seq:
+        seq.prefill(ids[:-1], "none")
+        past = list(ids)
+        for _ in range(40):
+            past.append(seq.draw(past[-1], params, past))
+    made = past[len(ids) :]
+    for most in (1, 3, 16):
+        with engine.sequence() as seq:
+            seq.prefill(ids[:-1], "none")
+            past = list(ids)
+            while len(past) < len(ids) + 40:
+                follow = seq.draws(past[-1], params, past, min(most, len(ids) + 40 - len(past)))
+                assert 1 <= len(follow) <= most
+                past += follow
+                assert seq.tokens == past[:-1] and seq.pos == len(past) - 1
+            assert past[len(ids) :] == made
+    stop = made[5]
+    with engine.sequence() as seq:
+        seq.prefill(ids[:-1], "none")
+        follow = decode(engine, seq, ids[-1], params, ids, stop={stop}, seconds=0)
+        assert follow == made[: made.index(stop) + 1] and seq.pos == len(ids) + made.index(stop)
+    with engine.sequence() as seq:
+        seq.prefill(ids[:-1], "none")
+        assert decode(engine, seq, ids[-1], params, ids, seconds=1e-9) == made[:1]  # the time is up after each
+
+
+def test_plain_tokens_up_to_the_end_of_the_context(engine):
+    """What was made before the context was full is given, the next call has the error; arguments that make no sense move nothing."""
+    with engine.sequence() as seq:
+        seq.prefill([i % 50 for i in range(engine.ctx - 3)], "none")
+        follow = decode(engine, seq, 3, SamplingParams(), [], seconds=0)
+        assert len(follow) == 3 and seq.pos == engine.ctx
+        with pytest.raises(Bw24Error, match="context"):
+            decode(engine, seq, follow[-1], SamplingParams(), [])
+        assert seq.pos == len(seq.tokens) == engine.ctx
+        seq.truncate(8)
+        made, out = abi.ffi.new("int32_t *"), abi.ffi.new("int32_t[4]")
+        pick, keep = picks([(SamplingParams(), [])])
+        call = abi.lib().bw24_decode
+        null = abi.ffi.NULL
+        for n, n_stop, p in ((0, 0, pick), (5000, 0, pick), (2, 1, pick), (2, -1, pick), (2, 0, null)):
+            assert call(seq._handle(), null, 3, p, null, n_stop, n, 0.0, out, made) < 0
+        assert call(seq._handle(), null, engine.n_vocab, pick, null, 0, 2, 0.0, out, made) < 0 and made[0] == 0
+        assert seq.pos == 8
+        del keep
 
 
 @pytest.mark.parametrize("params, history, message", [

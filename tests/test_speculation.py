@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bw24 import abi, speculate
+from bw24 import abi, plain, speculate
 from bw24.cli_check import GATE_ROWS, gate_ids
 from bw24.depth import Depth
 from bw24.drafter import embedded, open_draft
@@ -438,6 +438,28 @@ def test_auto_comes_back():
         if n > 1600:
             made, rounds = made + 1 + k, rounds + 1
     assert made / rounds > 5
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_rounds_without_drafts_run_together(sampler: str, monkeypatch: pytest.MonkeyPatch):
+    """Where `auto` has found that drafts do not pay, one call makes several plain tokens, up to the next draft that is tried: tokens, counts and what
+    the drafter proposes afterwards are those of rounds one by one."""
+    params, found, start, n = SAMPLERS[sampler], [], tokens()[:50], 90
+    for together in (16, 1):
+        monkeypatch.setattr(plain, "MOST", together)
+        with engine() as e, closing(Drafted(e, AUTO, params, len(start) + n)) as seq:
+            e.costs.draft, e.costs.steps, e.costs.counts = 1e9, {1: 1.0, 2: 1.0}, {1: 5}
+            monkeypatch.setattr(e.costs, "timed", lambda *_: None)
+            past, calls = [*start, sample(seq.prefill(start)[-1], params, start, len(start))], 0
+            while seq.pos < len(start) + n:
+                past += seq.round(past[-1], past)
+                calls += 1
+            assert (seq.stats.rounds, seq.stats.drafted, len(past)) == (n, 0, len(start) + 1 + n) and seq.tokens == past[:-1]
+            assert calls == n if together == 1 else calls < n / 3
+            seq.end, seq.depth, seq.k = None, None, 4
+            follow = seq.round(past[-1], past)
+            found.append((past, follow, list(seq._request.c.drafts)[:4]))
+    assert found[0] == found[1]
 
 
 # ---- several timelines, and callers who pick the tokens

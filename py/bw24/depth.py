@@ -63,7 +63,7 @@ class Depth:
         self._wait = AGAIN
         self._trying = self._hope = False
         self._best, self._runs, self._age = 0, 0, KEEP  # the plan in force, and its age in rounds
-        self._since_plain = 0
+        self._since_plain, self._sure = 0, 1
 
     def kept(self, at: int) -> float:
         """Estimated share of judged drafts at position `at` that are accepted; as the deepest judged one before it where none was judged."""
@@ -73,7 +73,9 @@ class Depth:
 
     def choose(self, runs: int = 1) -> int:
         """Drafts for the next round, where `runs` replies share the steps."""
+        self._sure = 1
         if self.top < 1:
+            self._sure = SELDOM
             return 0
         self._since_plain += 1
         if self._since_plain > PLAIN_EVERY or self.costs.counts.get(runs, 0) < 3:  # what plain decoding costs
@@ -88,6 +90,14 @@ class Depth:
             self._idle = 0
             return min(self._best, len(self._sums) + 1) if self._sums else min(self._best, 2)
         return self._try(self._hope)
+
+    def plain_rounds(self) -> int:
+        """After `choose` gave 0: how many rounds from that one on make no drafts, whatever is measured meanwhile."""
+        return self._sure
+
+    def passed(self, rounds: int) -> None:
+        """So many rounds without drafts ran after the one that was chosen."""
+        self._idle += rounds
 
     def plan(self, runs: int = 1) -> tuple[int, bool]:
         """The depth that promises most tokens a second, 0 where none promises enough; and whether drafts that are always right would pay."""
@@ -106,7 +116,9 @@ class Depth:
     def _try(self, hope: bool) -> int:
         """Where drafts do not pay: one now and then, in case they have become better. hope: whether drafts that are always right would pay."""
         self._idle += 1
-        if self._idle < (self._wait if hope else SELDOM):
+        wait = self._wait if hope else SELDOM
+        if self._idle < wait:
+            self._sure = wait - self._idle
             return 0
         self._idle, self._trying = 0, True
         return 1

@@ -4,13 +4,13 @@ sampling loops or HTTP. One thread at a time drives an engine."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
 
-from . import abi
+from . import abi, plain
 from . import device as devices
 from .adapt import Learner
 from .depth import Costs
@@ -442,6 +442,11 @@ class Sequence:
     def draw(self, token: int, params: SamplingParams, history: Seq[int]) -> int:
         """Appends one token and returns the next, drawn without its logits leaving the device. `history`: ids for the penalties."""
         return int(self.engine.step_sample([(self, token, True)], [(params, history)])[0])
+
+    def draws(self, token: int, params: SamplingParams | Draw, history: Seq[int], most: int, stop: Collection[int] = ()) -> list[int]:
+        """As draw, going on with what was drawn for up to `most` tokens or a few milliseconds: the tokens, 1..most, the last one not appended. Ends
+        with the first of `stop`. Raises Bw24Error; then nothing has moved."""
+        return plain.decode(self.engine, self, token, params, history, most, stop=stop)
 
     def truncate(self, pos: int) -> int:
         """Goes back to `pos` or, where a window's keys are gone, to the nearest position before it that can be restored. Returns the position."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import sampling
+from . import plain, sampling
 from .errors import Bw24Error
 from .tokenizer import StopFilter
 
@@ -101,7 +101,7 @@ class Generation:
         self.seq, self.params, self.ctx, self.limit = seq, params, ctx, limit
         self.history, self.ids = list(history), []
         self.reason, self.stats = "", stats or Stats()
-        self._logits, self._stop_ids = logits, frozenset(stop_ids)
+        self._logits, self._stop_ids, self._draw = logits, frozenset(stop_ids), sampling.Draw(params)
         self._next: list[int] = []  # tokens of a round that are not given yet
         self._at = seq.pos  # where the next token will stand
         self._stream = tokenizer.stream(skip_special=True) if tokenizer else None
@@ -145,8 +145,9 @@ class Generation:
             return
         if hasattr(self.seq, "round"):
             self._next = self.seq.round(token, self.history)
-        elif hasattr(self.seq, "draw"):  # a timeline that draws itself: its logits need not come here
-            self._next = [self.seq.draw(token, self.params, self.history)]
+        elif hasattr(self.seq, "draws"):  # a timeline that draws itself: its logits need not come here
+            left = min(self.ctx - self._at + 1, self.limit - len(self.ids) if self.limit is not None else plain.MOST)
+            self._next = self.seq.draws(token, self._draw, self.history, left, self._stop_ids)
         else:
             self._logits = self.seq.decode(token)
 

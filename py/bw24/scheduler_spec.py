@@ -89,12 +89,17 @@ class DraftingScheduler(Scheduler):
             return
         wanted = [min(r.seq.wanted(len(runs)), self._left(r)) for r in runs]
         try:
-            follow = speculate.play(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], speculate.shares(self.engine, wanted))
+            follow = self._alone(runs[0]) if len(self._active) == 1 and not wanted[0] else speculate.play(
+                self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], speculate.shares(self.engine, wanted))
         except Bw24Error as error:
             self._step_failed([(r, 1) for r in runs], error)
             return
         for run, tokens in zip(runs, follow, strict=True):
             self._emit(run, tokens)
+
+    def _alone(self, run: _Run) -> list[list[int]]:
+        """Tokens of the only reply, where it drafts nothing."""
+        return [run.seq.plain(run.tokens[-1], run.tokens, min(self._left(run), run.seq.room()) + 1)]
 
     def _judge(self, runs: list[_Run]) -> None:
         """Rows of logits for each, whose tokens are picked here: drafts serve as far as the picks are the same."""

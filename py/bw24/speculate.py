@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import abi, sampling
+from . import abi, plain, sampling
 from .depth import AUTO_K, Depth
 from .errors import Bw24Error
 from .generate import Progress, chunks
@@ -159,6 +159,8 @@ class Drafted:
         if self._open:
             self.settle()
         c, times, k = self._request.c, self._request.times, self.wanted()
+        if not k:
+            return self.plain(token, history, self.room() + 1)
         self._request.fill(token, history, k)
         times.draft = times.verify = times.commit = 0.0
         started = time.perf_counter()
@@ -170,6 +172,24 @@ class Drafted:
         self.seq.tokens += tokens[:-1]
         self._note(c, times, 1)
         self.engine.costs.timed(k, c.drafted + 1, times.draft, times.verify + times.commit)
+        return tokens
+
+    def plain(self, token: int, history: Sequence[int], most: int) -> list[int]:
+        """As round where the next one makes no drafts: as many steps of one token as are known to make none, `most` or a few milliseconds."""
+        if self._open:
+            self.settle()
+        sure = self.depth.plain_rounds() if self.depth else 1
+        started = time.perf_counter()
+        tokens = plain.decode(self.engine, self.seq, token, self._request.draw, history, min(sure, most), stop=self._request.stop,
+                              drafter=self._handle())
+        spent, n = time.perf_counter() - started, len(tokens)
+        self.stats.rounds += n
+        self.stats.seconds[1] += spent
+        if self.engine.learner:
+            self.engine.learner.observe(self.owner, tokens)
+        if self.depth:
+            self.depth.passed(n - 1)
+        self.engine.costs.timed(0, 1, 0.0, spent / n)
         return tokens
 
     def _note(self, r: Any, times: Any, runs: int) -> None:
@@ -300,7 +320,7 @@ class _Request:
             self.c.ids, self.c.n_ids = abi.ffi.cast("int32_t *", abi.ffi.from_buffer(self._ids)), len(self._ids)
 
     def set_sampler(self, params: sampling.SamplingParams) -> None:
-        self._call = sampling._Call(params, [], None)
+        self._call, self.draw = sampling._Call(params, [], None), sampling.Draw(params)
         self._uses = params.repetition_penalty != 1 or bool(params.presence_penalty) or bool(params.frequency_penalty)
         self.c.sampler = self._call.sampler
 
