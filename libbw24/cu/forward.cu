@@ -153,6 +153,7 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNor
 static void launch_norm(Pass &p, const bw_op *op, int index, const Acts &o, int n) {
     NormArgs a = {buf_of(p, op->buf[1]), dense_of(p, op->w[0]), buf_of(p, op->buf[0]), o, width_of(p, op->buf[0]), op->i[1], (float)op->f[0], p.rows.fault, index};
     int segs = (a.n + 255) / 256;
+    if (a.n % 256 == 0 && segs <= NORM_SEGS) return launch(*p.q, k_norm_whole, dim3((unsigned)n), 32 * segs, 0, a);
     launch(*p.q, k_norm_quant, dim3((unsigned)n), 32 * (segs < 16 ? segs : 16), 0, a);
 }
 
@@ -228,12 +229,20 @@ static void run_heads(Pass &p, const CuStep &c) {
     for (int i = c.first; i < c.first + c.n; i++)
         if (p.l->ops[i].code != BW_OP_KV_APPEND) p.quantised[(size_t)p.l->ops[i].buf[0]] = 0;
     for (int i = 0; i < a.n; i++) { /* queries of q8_0 keys leave quantised as well */
-        size_t b = (size_t)a.c[i].buf;
+        HeadChain &h = a.c[i];
+        size_t b = (size_t)h.buf;
+        h.place = h.kv.offset + (size_t)(h.append == APPEND_V ? kv_bytes(h.kv.k, h.dim) : 0);
+        h.stride = (int)kv_head_bytes(h.kv);
+        h.format = h.append == APPEND_V ? h.kv.v : h.kv.k;
         if (a.c[i].append || !p.s->acts[b] || !(a.c[i].norm || a.c[i].rot)) continue;
         a.c[i].o = acts_of(p, (int)b, p.rows.n);
         p.quantised[b] = 1;
     }
-    launch(*p.q, k_heads, dim3((unsigned)p.rows.n, (unsigned)((a.heads + 3) / 4)), 128, 0, a, p.rows);
+    int dim = a.c[0].dim;
+    for (int i = 1; i < a.n; i++)
+        if (a.c[i].dim != dim) dim = 0;
+    auto kernel = dim == 64 ? k_heads<2> : dim == 128 ? k_heads<4> : dim == 256 ? k_heads<8> : k_heads<0>;
+    launch(*p.q, kernel, dim3((unsigned)p.rows.n, (unsigned)((a.heads + 3) / 4)), 128, 0, a, p.rows);
 }
 
 static bool attend_hot(Pass &p, const AttendArgs &a, bool split) {

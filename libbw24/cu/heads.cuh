@@ -18,6 +18,8 @@ struct HeadChain {
     int pitch, from, copy; /* copy: y is written even without norm or rotation */
     int heads, dim, norm, l2, rot, interleaved, append, op, buf; /* buf: the buffer in the list */
     KvPlace kv;
+    size_t place; /* of the part of head 0 in a page, filled in at launch as the next two */
+    int stride, format; /* bytes from one head to the next */
 };
 enum { HEAD_CHAINS = 4 };
 struct HeadArgs { HeadChain c[HEAD_CHAINS]; int n, heads; };

@@ -42,6 +42,55 @@ static __global__ void __launch_bounds__(512) k_norm_quant(NormArgs a) {
     });
 }
 
+
+enum { NORM_SEGS = 32 };
+/* four values by a load that the compiler leaves before the dependency wait */
+__device__ __forceinline__ void load_now(const float *p, float *v) {
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
+}
+/* The same for n = 256 S, S <= NORM_SEGS, a warp a segment. Short and without a loop: at few rows its time is that of one pass through the code. */
+static __global__ void __launch_bounds__(32 * NORM_SEGS) k_norm_whole(NormArgs a) {
+    __shared__ __align__(16) float part[NORM_SEGS], whole[NORM_SEGS][256]; /* sums; values, read again as 8 columns a lane */
+    const int lane = threadIdx.x & 31, seg = threadIdx.x >> 5, row = blockIdx.x, S = blockDim.x >> 5, c = seg * 256 + lane * 8;
+    const float *x = a.x + (size_t)row * a.n;
+    float w[8] = {1, 1, 1, 1, 1, 1, 1, 1}, v[8], t[8], p = 0.0f;
+    pdl_trigger();
+    if (a.w) { load_now(a.w + c, w); load_now(a.w + c + 4, w + 4); }
+    if (!seg && lane >= S) part[lane] = 0.0f; /* +0 changes no sum of squares */
+    pdl_wait();
+#pragma unroll
+    for (int j = 0; j < 8; j++) t[j] = __ldcg(x + seg * 256 + j * 32 + lane);
+#pragma unroll
+    for (int j = 0; j < 8; j++) { p = fmaf(t[j], t[j], p); whole[seg][j * 32 + lane] = t[j]; }
+    p = warp_tree(p);
+    if (!lane) part[seg] = p;
+    __syncthreads();
+    float total = 0.0f;
+#pragma unroll
+    for (int s = 0; s < NORM_SEGS; s += 4) {
+        if (s == 16 && S <= 16) break;
+        const float4 k = *(const float4 *)&part[s];
+        total = total + k.x; total = total + k.y; total = total + k.z; total = total + k.w;
+    }
+    const float4 v0 = *(const float4 *)&whole[seg][lane * 8], v1 = *(const float4 *)&whole[seg][lane * 8 + 4];
+    const float r = 1.0f / sqrtf((a.l2 ? total : total / (float)a.n) + a.eps);
+    v[0] = v0.x; v[1] = v0.y; v[2] = v0.z; v[3] = v0.w; v[4] = v1.x; v[5] = v1.y; v[6] = v1.z; v[7] = v1.w;
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = (v[j] * r) * w[j];
+    if (a.y) {
+        float4 *y = (float4 *)(a.y + (size_t)row * a.n + c);
+        y[0] = make_float4(v[0], v[1], v[2], v[3]);
+        y[1] = make_float4(v[4], v[5], v[6], v[7]);
+    }
+    if (!a.o.q) return;
+    const Quant8 q = quant_eight(v, a.fault, a.op);
+    const int g = seg * 8 + (lane >> 2);
+    put_eight((uint8_t *)a.o.q + (size_t)row * a.o.cols + g * 32, lane, q);
+    if (lane & 3) return;
+    const size_t at = (size_t)g * a.o.ld + row;
+    a.o.delta[at] = q.d; a.o.sum[at] = (float)q.sum; a.o.low[at] = (float)q.low;
+}
+
 /* quantise [rows][n]; GLU: of act(x) * up, which is written to y as well. One warp a group of 32; n need not be a multiple of it for GLU without o. */
 template <bool GLU> __global__ void __launch_bounds__(256) k_quant(const float *x, const float *up, float *y, Acts o, int n, int gelu, int *fault, int op) {
     int lane = threadIdx.x & 31, g = blockIdx.x * 8 + (threadIdx.x >> 5), row = blockIdx.y, c = g * 32 + lane;
