@@ -298,6 +298,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, cell in found.items():
         cell["seconds"] = statistics.median(k.seconds[name] for k in kept)
     print("\n".join(said))
+    if head == "HEAD":  # a copied tree: its library knows
+        head = new.hello["revision"]
     row = {
         "schema": "perf-ci 1", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "revision": head, "base": revision,
         "backend": args.backend, "device": new.hello["device"], "threads": args.threads, "rounds": args.rounds, "tried": tried,

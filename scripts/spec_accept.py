@@ -8,6 +8,7 @@ PROMPTS.json: a list of {"class": ..., "ids": [...]}. Prints one JSON object a c
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
 
+from bw24 import abi, records  # noqa: E402
 from bw24.drafter import open_draft  # noqa: E402
 from bw24.engine import Engine  # noqa: E402
 from bw24.generate import Generation  # noqa: E402
@@ -43,7 +45,9 @@ def measure(engine: Engine, prompts: list[dict[str, Any]], params: SamplingParam
 def row(args: argparse.Namespace, tokens: int, found: Rounds, mode: str, kv: str, prompts: int) -> dict[str, Any]:
     at = range(MAX_K)
     depth = max((i + 1 for i in at if found.reached[i]), default=0)
-    return {"kind": "acceptance", "model": Path(args.model).name, "draft": Path(args.draft).name if args.draft else "own MTP block", "mode": mode,
+    return {"kind": "acceptance", "revision": abi.version(), "weights": args.weights, "model": Path(args.model).name,
+            "file_sha256": hashlib.sha256(Path(args.model).read_bytes()).hexdigest(),
+            "draft": Path(args.draft).name if args.draft else "own MTP block", "mode": mode,
             "temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed, "kv": kv, "k": args.k, "prompts": prompts,
             "tokens": tokens, "rounds": found.rounds, "drafted": found.drafted, "accepted": sum(found.accepted),
             "acceptance": round(sum(found.accepted) / found.drafted, 4), "tokens_per_round": round(found.tokens_per_round, 3),
@@ -66,6 +70,8 @@ def main() -> int:
     parser.add_argument("--ctx", type=int, default=2048)
     parser.add_argument("--modes", default="race,reject")
     parser.add_argument("--kv", default="f16")
+    parser.add_argument("--weights", default="random weights", help='what they are, for the record: "real weights" or how they were made')
+    parser.add_argument("-o", "--output", type=Path, help="file to append the lines to")
     args = parser.parse_args()
     prompts = json.loads(Path(args.prompts).read_text(encoding="utf-8"))
     params = SamplingParams(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
@@ -75,7 +81,10 @@ def main() -> int:
             with Engine(model, threads=args.t, ctx=args.ctx, kv=kv, draft=draft) as engine:
                 for mode in args.modes.split(","):
                     tokens, found = measure(engine, prompts, params, args.k, args.n, mode)
-                    print(json.dumps(row(args, tokens, found, mode, kv, len(prompts))), flush=True)
+                    line = row(args, tokens, found, mode, kv, len(prompts))
+                    print(json.dumps(line), flush=True)
+                    if args.output:
+                        records.append(args.output, line)
     return 0
 
 
