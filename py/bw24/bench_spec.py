@@ -74,7 +74,7 @@ def reply(engine: Engine, prompt: Sequence[int], tokens: int, k: int, accept: fl
         past = [*prompt, int(np.argmax(last[-1] if k else last))]
         made, started = 0, time.perf_counter()
         while made < tokens:
-            follow = seq.round(past[-1], past) if k else [seq.draw(past[-1], params, past)]
+            follow = seq.round(past[-1], past) if k else seq.draws(past[-1], params, past, tokens - made)
             past += follow
             made += len(follow)
         spent = time.perf_counter() - started
