@@ -216,6 +216,7 @@ class Scheduler:
         self._tight = False  # a run gave its pages back and none has ended since: taking one in again would only push out the next
         self._change = threading.Condition()
         self._closing = self._draining = False
+        self._news = True  # something came from another thread since the last look: between steps of the same runs the lock is not taken
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -238,13 +239,14 @@ class Scheduler:
                 raise Busy(f"the queue holds {len(self._waiting)} requests, its limit; try again later")
             job._open = len(job.params)
             self._waiting.append(job)
+            self._news = True
             self._change.notify_all()
         return job
 
     def cancel(self, job: Job) -> None:
         """End a job before the next step; its choices end with the reason `interrupted`. Does nothing to one that has ended."""
         with self._change:
-            job.cancelled = True
+            job.cancelled = self._news = True
             self._change.notify_all()
 
     def load(self) -> dict[str, int]:
@@ -263,7 +265,7 @@ class Scheduler:
     def close(self) -> None:
         """End the jobs there are with an error, give every sequence back and stop the thread. The engine stays open."""
         with self._change:
-            self._closing = True
+            self._closing = self._news = True
             self._change.notify_all()
         self._thread.join()
 
@@ -274,18 +276,27 @@ class Scheduler:
 
     def _loop(self) -> None:
         try:
-            while self._wait_for_work():
-                self._drop_cancelled()
-                self._admit()
+            while self._ready():
                 self._step()
-                with self._change:
-                    if self._idle():
+                if self._idle():
+                    with self._change:
                         self._change.notify_all()
         except BaseException as error:  # a defect here must end the requests, not leave their readers waiting
             self.broken = f"the scheduler failed: {type(error).__name__}: {error}"
             raise
         finally:
             self._end_everything()
+
+    def _ready(self) -> bool:
+        """Before a step: see who came and who left; False where the scheduler ends."""
+        if self._active and not (self._news or self._waiting or self._preempted):
+            return True
+        self._news = False  # before the look: what comes during it is seen after the next step
+        if not self._wait_for_work():
+            return False
+        self._drop_cancelled()
+        self._admit()
+        return True
 
     def _wait_for_work(self) -> bool:
         with self._change:
@@ -442,7 +453,7 @@ class Scheduler:
 
     def _make_room(self, chosen: list[tuple[_Run, int]]) -> bool:
         """Drop kept sequences, then give back the youngest run's pages, until the step fits. False where the step must be formed again."""
-        pages = sum((r.seq.pos + n - 1) // PAGE_TOKENS - (r.seq.pos - 1) // PAGE_TOKENS for r, n in chosen)
+        pages = sum((have + n - 1) // PAGE_TOKENS - (have - 1) // PAGE_TOKENS for have, n in ((len(r.seq.tokens), n) for r, n in chosen))
         need = pages * self._page_bytes + self._growth(len(chosen))
         self._trim_cache()
         while self.engine.kv_used() + need > self.kv_room:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .service import Service
 
 TICK = 0.1  # seconds between looks at whether the client is still there
-PACE = 0.01  # seconds between the events of a stream at least: tokens that come faster share one; nobody sees a hundredth of a second
+PACE = 0.02  # seconds between the events of a stream at least: tokens that come faster share one; nobody sees a fiftieth of a second
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 DEFAULTS = {"temperature": 1.0}  # OpenAI's; the other defaults are SamplingParams'
 
