@@ -183,6 +183,7 @@ typedef struct bw24_spill_counts {
     uint64_t vram, vram_used, vram_experts; /* the card's set: its room, bytes and experts in it */
     uint64_t vram_visits;           /* of `visits`, those whose expert was on the card */
     uint64_t card_ns;               /* waiting for the card in a layer whose experts are divided */
+    uint64_t lifted, swaps;         /* of `visit_hits`, those that the card took over the bus in a narrow step; experts that took another's place in the set */
 } bw24_spill_counts;
 
 typedef struct bw24_type_facts { const char *name; int32_t id, block, bytes, can_encode; } bw24_type_facts;

@@ -45,7 +45,11 @@ int bw24_spill_open(bw24_model *m, const bw24_spill_params *p) {
     s->c.direct = !s->buffered;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->work, NULL);
-    pthread_cond_init(&s->done, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->done, &attr);
+    pthread_condattr_destroy(&attr);
     m->spill = s;
     return 0;
 }
@@ -112,11 +116,14 @@ static int fill_layer(bw_spill *s, const bw_op *op, spill_layer *l) {
     l->entries = calloc((size_t)op->experts, sizeof *l->entries);
     l->in_set = calloc((size_t)op->experts, sizeof *l->in_set);
     l->set_at = calloc((size_t)op->experts, sizeof *l->set_at);
-    if (!l->entries || !l->in_set || !l->set_at) return bw_fail(BW24_E_MEMORY, "out of memory for %d experts", op->experts);
+    l->place = calloc((size_t)op->experts, sizeof *l->place);
+    for (int i = 0; i < 2; i++) l->set_head[i] = l->set_tail[i] = -1;
+    if (!l->entries || !l->in_set || !l->set_at || !l->place) return bw_fail(BW24_E_MEMORY, "out of memory for %d experts", op->experts);
     l->experts = op->experts;
     for (int e = 0; e < op->experts; e++) {
         spill_entry *n = &l->entries[e];
         *n = (spill_entry){.layer = s->n_layers, .expert = e};
+        l->place[e].list = -1;
         n->bytes = entry_bytes(s, n);
         s->c.bank += n->bytes;
         if (n->bytes > s->largest) s->largest = n->bytes;
@@ -218,6 +225,12 @@ static spill_entry *victim(bw_spill *s, int layer) {
     return l->lists[0].tail ? l->lists[0].tail : l->lists[1].tail;
 }
 
+static void unmap(const bw_spill *s, void *slot, uint64_t bytes, bool pinned) {
+    const bw_spill_set *set = s->model->ctx->backend->set;
+    if (pinned && set->unpin) set->unpin(s->model, slot);
+    munmap(slot, bytes);
+}
+
 /* takes the entry's memory from it */
 static uint8_t *vacate(bw_spill *s, spill_entry *e) {
     uint8_t *slot = e->slot;
@@ -233,7 +246,7 @@ void spill_drop(bw_spill *s, spill_entry *e) {
     uint64_t bytes = e->bytes;
     if (e->frozen) s->frozen_bytes -= bytes;
     e->frozen = 0;
-    munmap(vacate(s, e), bytes);
+    unmap(s, vacate(s, e), bytes, e->pinned);
 }
 
 static uint64_t floor_of(const bw_spill *s) { return BW_SPILL_WAVE * s->largest; }
@@ -256,6 +269,7 @@ static void look_at_memory(bw_spill *s) {
 
 /* memory for an entry; false: everything is held */
 static bool make_room(bw_spill *s, spill_entry *e) {
+    const bw_spill_set *set = s->model->ctx->backend->set;
     uint8_t *slot = NULL;
     while (!slot && s->c.used + e->bytes > s->limit) {
         spill_entry *old = victim(s, e->layer);
@@ -263,14 +277,18 @@ static bool make_room(bw_spill *s, spill_entry *e) {
         uint64_t bytes = old->bytes;
         uint8_t *freed = vacate(s, old);
         s->c.evictions++;
-        if (bytes == e->bytes) slot = freed; /* its pages are there already */
-        else munmap(freed, bytes);
+        if (bytes != e->bytes) unmap(s, freed, bytes, old->pinned);
+        else { /* its pages are there already */
+            slot = freed;
+            e->pinned = old->pinned;
+        }
     }
     if (!slot) {
         void *p = mmap(NULL, e->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED) return false;
         madvise(p, e->bytes, MADV_HUGEPAGE);
         slot = p;
+        e->pinned = set && (!set->pin || set->pin(s->model, p, e->bytes));
     }
     e->slot = slot;
     s->c.used += e->bytes;
@@ -290,7 +308,7 @@ static bool start(bw_spill *s, spill_entry *e, bool must) {
         return false;
     }
     e->held = 1;
-    e->failed = 0;
+    e->failed = e->hung = 0;
     e->state = SPILL_READING;
     memset(e->pending, 0, sizeof e->pending);
     for (int m = 0; m < 3 && !e->failed; m++) {
@@ -318,6 +336,7 @@ void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, 
     int there = 0, absent = n;
     look_at_memory(s);
     if (layer == 0) spill_note(s, -1);
+    if (layer == 0) s->hung_at = 0;
     s->step_layer = layer;
     s->step_n = n;
     s->scan = rows > 8 && n > l->experts / 2;
@@ -344,6 +363,47 @@ void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, 
     read_ahead(s, 0);
 }
 
+bool bw_spill_in_ram(const bw_spill *s, int layer, int expert) { return s->layers[layer].entries[expert].state == SPILL_READY; }
+uint64_t bw_spill_total_uses(const bw_spill *s, int layer, int expert) { return s->layers[layer].entries[expert].uses; }
+
+bool bw_spill_hold(bw_spill *s, int layer, int expert) {
+    spill_entry *e = &s->layers[layer].entries[expert];
+    if (e->state != SPILL_READY || e->held || !e->pinned || s->held + e->bytes + floor_of(s) > s->limit) return false;
+    unlink_entry(s, e);
+    e->held = 1;
+    s->held += e->bytes;
+    return true;
+}
+
+void bw_spill_release(bw_spill *s, int layer, int expert) {
+    spill_entry *e = &s->layers[layer].entries[expert];
+    s->held -= e->bytes;
+    release(s, e, true);
+}
+
+void bw_spill_held_uses(bw_spill *s, int layer, const int *experts, int n, const int *uses) {
+    for (int i = 0; i < n; i++) {
+        uint64_t count = (uint64_t)uses[experts[i]];
+        s->layers[layer].entries[experts[i]].uses += count;
+        s->c.visits += count;
+        s->c.visit_hits += count;
+        s->c.lifted += count;
+        spill_note(s, layer << 16 | experts[i] | INT32_MIN);
+    }
+    s->c.wanted += (uint64_t)n;
+    s->c.hits += (uint64_t)n;
+}
+
+/* an entry whose reads hang: the device may still write to its memory, which is never used again */
+static void forsake(bw_spill *s, spill_entry *e) {
+    vacate(s, e);
+    e->pinned = 0;
+    pthread_mutex_lock(&s->lock);
+    e->turn++;
+    memset(e->pending, 0, sizeof e->pending);
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* lets go of order[step_from .. to) */
 static void let_go(bw_spill *s, int to) {
     for (; s->step_from < to; s->step_from++) {
@@ -351,7 +411,8 @@ static void let_go(bw_spill *s, int to) {
         if (!e->held) continue;
         bool hit = e->state == SPILL_READY;
         if (e->failed || s->passing) {
-            spill_drop(s, e);
+            if (e->hung) forsake(s, e);
+            else spill_drop(s, e);
             e->held = e->failed = 0;
             continue;
         }
@@ -374,12 +435,13 @@ bool bw_spill_wait(bw_spill *s, int layer, int expert, int matrix, uint8_t **bas
     *base = (e->slot ? e->slot : s->zeros) + at.base;
     *raw = *base + (at.raw - at.base);
     if (!e->slot) return false;
-    pthread_mutex_lock(&s->lock);
-    while (e->pending[matrix] && BW_SEEDED(25, 0, 1)) pthread_cond_wait(&s->done, &s->lock);
-    bool ok = !e->failed;
-    pthread_mutex_unlock(&s->lock);
-    if (!ok) memset(*base, 0, at.into + at.span - at.base);
-    return ok;
+    if (!spill_await(s, e, matrix)) { /* not its own memory, which a late read may change */
+        *base = s->zeros + at.base;
+        *raw = *base + (at.raw - at.base);
+        return false;
+    }
+    if (e->failed) memset(*base, 0, at.into + at.span - at.base);
+    return !e->failed;
 }
 
 void bw_spill_time(bw_spill *s, int64_t wait_ns, int64_t compute_ns) {
@@ -422,7 +484,7 @@ static int collect(bw_spill *s, const int32_t *pairs, int n, int *batch, int *ta
         spill_entry *e = &s->layers[layer].entries[pairs[2 * *taken + 1]];
         bool twice = false;
         for (int k = 0; k < count; k++) twice |= batch[k] == e->expert;
-        if (twice || e->state == SPILL_READY || s->layers[layer].in_set[e->expert]) continue;
+        if (twice || e->state == SPILL_READY || (s->policy == BW24_POLICY_FROZEN && s->layers[layer].in_set[e->expert])) continue;
         if ((*full = !warm_fits(s, e, planned))) break;
         planned += e->bytes;
         batch[count++] = e->expert;
@@ -501,12 +563,14 @@ int bw24_spill_trace(bw24_model *m, int32_t *out, int32_t room) {
 void bw_spill_free(bw_spill *s) {
     if (!s) return;
     spill_close_files(s);
+    if (s->abandoned) return;
     for (int i = 0; i < s->n_layers; i++) {
         for (int e = 0; s->layers[i].entries && e < s->layers[i].experts; e++)
-            if (s->layers[i].entries[e].slot) munmap(s->layers[i].entries[e].slot, s->layers[i].entries[e].bytes);
+            if (s->layers[i].entries[e].slot) unmap(s, s->layers[i].entries[e].slot, s->layers[i].entries[e].bytes, s->layers[i].entries[e].pinned);
         free(s->layers[i].entries);
         free(s->layers[i].in_set);
         free(s->layers[i].set_at);
+        free(s->layers[i].place);
     }
     if (s->zeros) munmap(s->zeros, s->zeros_bytes);
     pthread_mutex_destroy(&s->lock);

@@ -45,11 +45,14 @@ void bw_spill_card_time(bw_spill *s, int64_t ns); /* a step's nanoseconds in whi
 
 /* A second set of experts, in memory of the backend's own (a card's), beside the budget: chosen once by bw24_spill_card, never given up, never asked of
  * begin. bytes: of one matrix there; put: writes a matrix from its rows as the file has them to `offset` of that memory, a multiple of
- * 256, and is done with the rows when it returns; settle: everything that was put is there. */
+ * 256, and is done with the rows when it returns; settle: everything that was put is there. pin, unpin: what makes memory of the budget fit
+ * for the device's own copies and ends that, NULL where nothing is needed; pin may refuse. */
 typedef struct bw_spill_set {
     size_t (*bytes)(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols);
     int (*put)(bw24_model *m, int layer, int expert, int matrix, uint64_t offset, const uint8_t *raw);
     int (*settle)(bw24_model *m);
+    bool (*pin)(bw24_model *m, void *at, size_t bytes);
+    void (*unpin)(bw24_model *m, void *at);
 } bw_spill_set;
 /* one byte an expert of the layer: 1 where the set has it; where its matrix lies there; bytes of the whole set */
 const uint8_t *bw_spill_in_set(const bw_spill *s, int layer);
@@ -57,6 +60,16 @@ uint64_t bw_spill_set_at(const bw_spill *s, int layer, int expert, int matrix);
 uint64_t bw_spill_set_bytes(const bw_spill *s);
 /* uses of experts of the set, which begin does not see; in the order of the layers they follow begin */
 void bw_spill_set_uses(bw_spill *s, int layer, const int *experts, int n, const int *uses);
+/* Experts of a step that the device takes from RAM by itself, before begin: hold keeps one there until release. False: it is not in RAM, its memory is not
+ * pinned, or the budget would starve without it. held_uses counts them, in the order of the layers after begin. */
+bool bw_spill_in_ram(const bw_spill *s, int layer, int expert);
+uint64_t bw_spill_total_uses(const bw_spill *s, int layer, int expert); /* pairs since the model was made */
+bool bw_spill_hold(bw_spill *s, int layer, int expert);
+void bw_spill_release(bw_spill *s, int layer, int expert);
+void bw_spill_held_uses(bw_spill *s, int layer, const int *experts, int n, const int *uses);
+/* Policies other than FROZEN: the expert takes the place in the set of one of its layer that the step does not use (uses[e] = 0), the least valuable one by
+ * SLRU; bw_spill_set_at says where. False: there is none. The bytes are the backend's to write before the set's memory is read again. */
+bool bw_spill_swap(bw_spill *s, int layer, int expert, const int *uses);
 /* a trace's mark between steps, where begin is not called for layer 0 */
 void bw_spill_step(bw_spill *s);
 /* the first failure since the last call, NULL: none; the text stays until the next begin */
@@ -73,6 +86,7 @@ int64_t bw_memory_free(const char *root, bool reserve);
 /* how files are read, for tests that inject faults */
 typedef struct bw_spill_io {
     ssize_t (*pread)(int fd, void *buf, size_t n, off_t at);
+    int64_t patience_ns; /* a step fails when no read has ended for so long */
 } bw_spill_io;
 extern bw_spill_io bw_spill_sys;
 

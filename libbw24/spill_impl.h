@@ -23,6 +23,9 @@ typedef struct spill_entry {
     int layer, expert;
     int pending[3];                  /* chunks of each matrix not yet read */
     uint8_t state, list, held, frozen, failed;
+    uint8_t pinned;                  /* the slot */
+    uint8_t hung;                    /* reads of it may never end */
+    uint32_t turn;                   /* which reading of it this is: a read of an earlier one that ends late counts for nothing */
     uint8_t cut_matrix;              /* what the readers take next: matrix, and bytes of it taken */
     uint64_t cut_at;
 } spill_entry;
@@ -32,6 +35,8 @@ typedef struct spill_entry {
 typedef struct spill_span { uint64_t base, raw, into, from, span, bytes; int32_t file; const bw_type_info *type; } spill_span;
 
 typedef struct spill_list { spill_entry *head, *tail; } spill_list;
+/* the set's experts of a layer, most recently used first: probation and protected; -1 ends a list */
+typedef struct spill_place { int prev, next, list; } spill_place;
 typedef struct spill_layer {
     const bw_tensor *w[3];  /* gate, up, down */
     int ratio[3], shift[3]; /* matrix m of expert e is part ratio * e + shift of w[m] */
@@ -39,6 +44,8 @@ typedef struct spill_layer {
     spill_entry *entries;
     uint8_t *in_set;        /* [experts] */
     uint64_t *set_at;       /* [experts] of their gate, the other matrices behind */
+    spill_place *place;     /* [experts] of the set */
+    int set_head[2], set_tail[2], set_n[2];
     uint64_t used;
     spill_list lists[2];    /* policy SLRU: probation, protected */
     uint64_t protected_bytes;
@@ -52,7 +59,7 @@ struct bw_spill {
     spill_layer *layers;
     int n_layers;
     spill_list lru;         /* policies LRU and FROZEN */
-    uint64_t budget, limit, largest, frozen_bytes;
+    uint64_t budget, limit, largest, frozen_bytes, held; /* held: by bw_spill_hold */
     int64_t checked;        /* clock of the last look at the system's memory */
     /* the step in hand */
     int step_layer, step_n, step_read, step_from, *step_order; /* order[step_from ..) is held, order[.. step_read) is being read or there */
@@ -71,6 +78,8 @@ struct bw_spill {
     spill_file *files;
     int n_files, n_readers, readers_wanted;
     bool buffered, quit;
+    bool abandoned;         /* readers hang in the system and may still use all of this */
+    uint64_t ended, hung_at; /* pieces that ended, well or not; their number plus one when the step in hand gave up waiting */
     pthread_t readers[SPILL_READERS_MAX];
     pthread_mutex_t lock;
     pthread_cond_t work, done;
@@ -80,6 +89,11 @@ struct bw_spill {
 void spill_span_of(const bw_spill *s, const spill_entry *e, int matrix, spill_span *out);
 /* puts an entry, whose slot is there, into the queue */
 void spill_read(bw_spill *s, spill_entry *e);
+/* the set's lists: what was put there at first, what a step used */
+void spill_set_add(spill_layer *l, int expert);
+void spill_set_touch(spill_layer *l, int expert);
+/* waits for a matrix of an entry; false: no read has ended for as long as is waited, and the entry's will not be waited for again */
+bool spill_await(bw_spill *s, spill_entry *e, int matrix);
 /* takes the entry's memory from it and gives it back */
 void spill_drop(bw_spill *s, spill_entry *e);
 void spill_note(bw_spill *s, int32_t use); /* into the trace */

@@ -8,12 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "fault.h"
 #include "spill_impl.h"
 
 static ssize_t system_pread(int fd, void *buf, size_t n, off_t at) { return pread(fd, buf, n, at); }
-bw_spill_io bw_spill_sys = {system_pread};
+bw_spill_io bw_spill_sys = {system_pread, 30000000000};
+enum { LEAVE_S = 2 }; /* seconds that a reader has to leave when files are closed; a piece takes milliseconds */
 
 void spill_fail(bw_spill *s, const char *fmt, ...) {
     va_list ap;
@@ -113,6 +116,7 @@ typedef struct piece {
     uint8_t *into;
     uint64_t from, span, need; /* need: bytes before the file's end */
     int drive;
+    uint32_t turn;             /* of its entry */
     bool mirrored;             /* drive 1 may be read */
 } piece;
 
@@ -199,6 +203,7 @@ static spill_entry *take(bw_spill *s, piece *p, int *matrix) {
     p->from = at.from + e->cut_at;
     p->span = left < SPILL_CHUNK ? left : SPILL_CHUNK;
     p->need = p->from + p->span > size ? size - p->from : p->span;
+    p->turn = e->turn;
     p->mirrored = p->file->drive[1].alive;
     p->drive = p->mirrored ? (int)(e->cut_at / SPILL_CHUNK + (uint64_t)*matrix) % 2 : 0;
     e->cut_at += p->span;
@@ -223,6 +228,8 @@ static void *reader(void *arg) {
         pthread_mutex_unlock(&s->lock);
         bool ok = read_piece(s, &p);
         pthread_mutex_lock(&s->lock);
+        s->ended++;
+        if (e->turn != p.turn) continue;
         if (!ok) e->failed = 1;
         if (--e->pending[matrix] == 0) pthread_cond_broadcast(&s->done);
     }
@@ -260,12 +267,60 @@ void spill_read(bw_spill *s, spill_entry *e) {
     pthread_mutex_unlock(&s->lock);
 }
 
+/* under the lock: its pieces that nobody has taken are not to be read */
+static void unqueue(bw_spill *s, spill_entry *e) {
+    spill_entry *before = NULL;
+    for (spill_entry *q = s->first; q; before = q, q = q->queue) {
+        if (q != e) continue;
+        *(before ? &before->queue : &s->first) = e->queue;
+        if (s->last == e) s->last = before;
+        e->queue = NULL;
+        return;
+    }
+}
+
+bool spill_await(bw_spill *s, spill_entry *e, int matrix) {
+    pthread_mutex_lock(&s->lock);
+    uint64_t ended = s->ended;
+    int64_t since = bw_spill_clock(), patience = bw_spill_sys.patience_ns;
+    bool hung = false;
+    while (e->pending[matrix] && !e->hung && BW_SEEDED(25, 0, 1)) {
+        if (s->ended != ended) {
+            ended = s->ended;
+            since = bw_spill_clock();
+        }
+        hung = s->hung_at == ended + 1 || bw_spill_clock() - since >= patience;
+        if (hung) {
+            s->hung_at = ended + 1;
+            e->hung = e->failed = 1;
+            unqueue(s, e);
+            break;
+        }
+        struct timespec until = {(since + patience) / 1000000000, (since + patience) % 1000000000};
+        pthread_cond_timedwait(&s->done, &s->lock, &until);
+    }
+    bool ok = !e->hung;
+    pthread_mutex_unlock(&s->lock);
+    spill_span at;
+    spill_span_of(s, e, matrix, &at);
+    if (hung) spill_fail(s, "%s: no read of experts has ended for %.1f s: does its device hang?", s->files[at.file].path, (double)patience * 1e-9);
+    return ok;
+}
+
 void spill_close_files(bw_spill *s) {
     pthread_mutex_lock(&s->lock);
     s->quit = true;
     pthread_cond_broadcast(&s->work);
     pthread_mutex_unlock(&s->lock);
-    for (int i = 0; i < s->n_readers; i++) pthread_join(s->readers[i], NULL);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LEAVE_S;
+    for (int i = 0; i < s->n_readers; i++)
+        if (pthread_timedjoin_np(s->readers[i], NULL, &until)) {
+            pthread_detach(s->readers[i]);
+            s->abandoned = true;
+        }
+    if (s->abandoned) return;
     for (int i = 0; i < s->n_files; i++) close_file(&s->files[i]);
     free(s->files);
 }

@@ -26,6 +26,59 @@ uint64_t bw_spill_set_at(const bw_spill *s, int layer, int expert, int matrix) {
     return at;
 }
 
+/* ---- lists of a layer's experts in the set: 0 probation, 1 protected */
+static void take_out(spill_layer *l, int e) {
+    spill_place *p = &l->place[e];
+    *(p->prev < 0 ? &l->set_head[p->list] : &l->place[p->prev].next) = p->next;
+    *(p->next < 0 ? &l->set_tail[p->list] : &l->place[p->next].prev) = p->prev;
+    l->set_n[p->list]--;
+}
+
+static void put_first(spill_layer *l, int e, int list) {
+    l->place[e] = (spill_place){-1, l->set_head[list], list};
+    *(l->set_head[list] < 0 ? &l->set_tail[list] : &l->place[l->set_head[list]].prev) = e;
+    l->set_head[list] = e;
+    l->set_n[list]++;
+}
+
+void spill_set_add(spill_layer *l, int expert) { put_first(l, expert, 0); }
+
+/* used again: protected, whose last ones make room beyond four fifths */
+void spill_set_touch(spill_layer *l, int expert) {
+    if (l->place[expert].list < 0) return;
+    take_out(l, expert);
+    put_first(l, expert, 1);
+    while (5 * l->set_n[1] > 4 * (l->set_n[0] + l->set_n[1]) && l->set_n[1] > 1) {
+        int last = l->set_tail[1];
+        take_out(l, last);
+        put_first(l, last, 0);
+    }
+}
+
+static bool same_room(const bw_spill *s, const spill_layer *l, int a, int b) {
+    for (int m = 0; m < 3; m++)
+        if (matrix_bytes(s, l, a, m) != matrix_bytes(s, l, b, m)) return false;
+    return true;
+}
+
+bool bw_spill_swap(bw_spill *s, int layer, int expert, const int *uses) {
+    spill_layer *l = &s->layers[layer];
+    if (s->policy == BW24_POLICY_FROZEN || l->in_set[expert]) return false;
+    for (int list = 0; list < 2; list++)
+        for (int old = l->set_tail[list]; old >= 0; old = l->place[old].prev) {
+            if (uses[old] || !same_room(s, l, old, expert)) continue;
+            take_out(l, old);
+            l->place[old].list = -1;
+            put_first(l, expert, 0);
+            l->in_set[old] = 0;
+            l->in_set[expert] = 1;
+            l->set_at[expert] = l->set_at[old];
+            s->c.swaps++;
+            return true;
+        }
+    return false;
+}
+
 void bw_spill_set_uses(bw_spill *s, int layer, const int *experts, int n, const int *uses) {
     for (int i = 0; i < n; i++) {
         uint64_t count = (uint64_t)uses[experts[i]];
@@ -33,6 +86,7 @@ void bw_spill_set_uses(bw_spill *s, int layer, const int *experts, int n, const 
         s->c.visits += count;
         s->c.vram_visits += count;
         spill_note(s, layer << 16 | experts[i] | INT32_MIN);
+        if (4 * n <= s->layers[layer].experts) spill_set_touch(&s->layers[layer], experts[i]); /* a step that uses most says nothing about them */
     }
 }
 
@@ -59,7 +113,10 @@ static int pass_batch(bw_spill *s, int layer, int *experts, int n) {
     s->passing = false;
     const char *lost = bw_spill_error(s);
     if (!rc && lost) rc = bw_fail(BW24_E_IO, "%s", lost);
-    for (int i = 0; i < n && !rc; i++) s->layers[layer].in_set[experts[i]] = 1;
+    for (int i = 0; i < n && !rc; i++) {
+        s->layers[layer].in_set[experts[i]] = 1;
+        spill_set_add(&s->layers[layer], experts[i]);
+    }
     s->c.vram_experts += rc ? 0 : (uint64_t)n;
     return rc;
 }

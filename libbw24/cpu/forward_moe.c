@@ -60,12 +60,13 @@ static void sort_range(const fwd *f, void *arg, int tid, int64_t from, int64_t t
     (void)tid;
     if (to <= from) return;
     const uint8_t *set = a->cs->spill < 0 ? NULL : bw_spill_in_set(f->m->spill, a->cs->spill);
+    const uint8_t *lifts = a->cs->lifts;
     memset(s->count, 0, (size_t)n * sizeof *s->count);
     for (int64_t p = 0; p < a->pairs; p++) s->count[expert_of(f, a, p)]++;
     int active = 0;
     for (int pass = 0; pass < 3; pass++) { /* own experts, lifted ones, those of the set */
         for (int e = 0; e < n; e++) {
-            if ((set && set[e] ? 2 : a->cs->lift && s->count[e] >= a->cs->lift) != pass) continue;
+            if ((lifts && lifts[e] ? 1 : set && set[e] ? 2 : a->cs->lift && s->count[e] >= a->cs->lift) != pass) continue;
             if (s->count[e]) s->active[active++] = e;
             s->start[e] = at;
             at += s->count[e];
@@ -187,6 +188,7 @@ static void begin_own(const fwd *f, const moe_arg *a) {
     int w = 0;
     const int own = cs->n_own, there = own + cs->n_lift;
     bw_spill_begin(f->m->spill, cs->spill, s->active, own, a->set->n, s->count, s->active, &cs->hits);
+    if (cs->lifts) bw_spill_held_uses(f->m->spill, cs->spill, s->active + own, cs->n_lift, s->count);
     bw_spill_set_uses(f->m->spill, cs->spill, s->active + there, cs->n_active - there, s->count);
     if (own < cs->n_active && !cs->away) cs->waves[w++] = (cpu_wave){own, cs->n_active, pairs_of(s, own, cs->n_active), true};
     for (int at = 0, end; at < own; at = end, w++) {

@@ -6,12 +6,15 @@
 #include "forward.h"
 #include "host.h"
 
+typedef struct host_job { fwd f; int step; cpu_phase *phases; const bw_rowset *set; } host_job;
 struct bw_host {
     bw24_ctx ctx;
     bw24_model model;
     const bw_list *of[BW_MAX_ROLES]; /* the card's lists, each with its own here at the same index */
     int *op_of[BW_MAX_ROLES];        /* op here -> op there */
     bw_rowset set;                   /* of the step in hand */
+    host_job job;                    /* of the op in hand, while `started` */
+    bool started;
     int lift_at, lift_ready, lift_hits; /* lifted experts given out, unpacked, found in RAM */
 };
 
@@ -118,7 +121,7 @@ static fwd pass_over(bw_host *h, bw_list *l) {
     return (fwd){&h->model, l, NULL, NULL, l->priv, c->isa, c->pool};
 }
 
-int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, int lift, bw_host_step *out) {
+int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, int lift, const uint8_t *lifts, bw_host_step *out) {
     int step, i = find(h, l, op, &step);
     bw_list *own = h->model.lists[i];
     cpu_model *s = own->priv;
@@ -130,6 +133,7 @@ int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const flo
     atomic_store(&s->fault, 0);
     cpu_step *cs = &s->steps[step];
     cs->lift = lift;
+    cs->lifts = lifts;
     plan_experts(&f, step, step, &h->set);
     *out = (bw_host_step){n * (int)(own->bufs[o->buf[2]].width / 2), (int)cs->own_pairs, cs->n_lift, (int)cs->own_pairs, s->moe.place, s->moe.pair, s->moe.d};
     for (int k = 0; k < cs->n_lift; k++) out->first_set += s->moe.count[s->moe.active[cs->n_own + k]];
@@ -141,6 +145,16 @@ void bw_host_begin(bw_host *h, const bw_list *l, int op) {
     int step, i = find(h, l, op, &step);
     fwd f = pass_over(h, h->model.lists[i]);
     begin_experts(&f, step, step, &h->set);
+}
+
+static bw_host_lifted matrices_of(const cpu_step *cs, int expert) {
+    bw_host_lifted out = {.expert = expert};
+    for (int m = 0; m < 3; m++) {
+        const cpu_mat *mat = &cs->mats[3 * expert + m];
+        out.data[m] = mat->data;
+        out.bytes[m] = cpu_pack_bytes(mat->type, mat->rows, mat->cols);
+    }
+    return out;
 }
 
 /* ---- lifted experts: found in RAM, or read and packed as those that are computed here, two at a time */
@@ -176,12 +190,14 @@ void bw_host_lift(bw_host *h, const bw_list *l, int op, bw_host_lifted *out) {
         h->lift_ready = to;
     }
     int e = experts[h->lift_at++];
-    *out = (bw_host_lifted){.expert = e, .first = s->start[e], .n = s->count[e]};
-    for (int m = 0; m < 3; m++) {
-        const cpu_mat *mat = &cs->mats[3 * e + m];
-        out->data[m] = mat->data;
-        out->bytes[m] = cpu_pack_bytes(mat->type, mat->rows, mat->cols);
-    }
+    *out = matrices_of(cs, e);
+    out->first = s->start[e];
+    out->n = s->count[e];
+}
+
+void bw_host_held(const bw_host *h, const bw_list *l, int op, int expert, bw_host_lifted *out) {
+    int step, i = find(h, l, op, &step);
+    *out = matrices_of(&((cpu_model *)h->model.lists[i]->priv)->steps[step], expert);
 }
 
 static int read_error(const bw_host *h) {
@@ -206,22 +222,29 @@ void bw_host_copy(bw_host *h, void *to, const void *from, size_t bytes) {
     cpu_pool_run(((cpu_ctx *)h->ctx.priv)->pool, copy_part, &job);
 }
 
-typedef struct host_job { fwd f; int step; cpu_phase *phases; const bw_rowset *set; } host_job;
 static void work_part(void *arg, int tid, int n) {
     const host_job *j = arg;
     (void)n;
     own_experts(&j->f, j->phases, j->step, j->step, j->set, tid);
 }
 
-int bw_host_work(bw_host *h, const bw_list *l, int op) {
+void bw_host_start(bw_host *h, const bw_list *l, int op) {
     int step, i = find(h, l, op, &step);
     bw_list *own = h->model.lists[i];
     cpu_model *s = own->priv;
     cpu_step *cs = &s->steps[step];
-    host_job job = {pass_over(h, own), step, &s->phases[cs->phase], &h->set};
+    h->job = (host_job){pass_over(h, own), step, &s->phases[cs->phase], &h->set};
     int used = 4 + CPU_WAVE_PHASES * cs->n_waves;
-    for (int k = 0; k < used; k++) cpu_phase_reset(&job.phases[k]);
-    if (cs->n_own) cpu_pool_run(job.f.pool, work_part, &job);
+    for (int k = 0; k < used; k++) cpu_phase_reset(&h->job.phases[k]);
+    h->started = true;
+    if (cs->n_own) cpu_pool_start(h->job.f.pool, work_part, &h->job);
+}
+
+int bw_host_work(bw_host *h, const bw_list *l, int op) {
+    if (!h->started) bw_host_start(h, l, op);
+    cpu_model *s = h->job.f.s;
+    h->started = false;
+    if (s->steps[h->job.step].n_own) cpu_pool_join(h->job.f.pool);
     else bw_spill_end(h->model.spill);
     BW_TRY(read_error(h));
     if (!atomic_load(&s->fault)) return 0;

@@ -27,10 +27,13 @@ typedef struct bw_host_step {
     const float *d;          /* [own][out] down h, in the order of the places: what the slots' sum is over */
 } bw_host_step;
 
-/* x, route: [n][width] of the op's buffers. plan sorts; experts outside the set with at least `lift` pairs are lifted (0: none). begin starts reads for this
- * side's, work computes d and returns when it is whole. x and route must stay until then. Work fails for reads that failed and for Inf or NaN. */
-int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, int lift, bw_host_step *out);
+/* x, route: [n][width] of the op's buffers. plan sorts; experts outside the set with at least `lift` pairs are lifted (0: none), or, where `lifts` is not
+ * NULL, those that it marks, which the caller holds (bw_spill_hold). begin starts reads for this side's, start lets all threads but the caller's go to work,
+ * work computes d, started or not, and returns when it is whole. x, route and lifts must stay until then. Work fails for reads that failed and for Inf
+ * or NaN. */
+int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, int lift, const uint8_t *lifts, bw_host_step *out);
 void bw_host_begin(bw_host *h, const bw_list *l, int op);
+void bw_host_start(bw_host *h, const bw_list *l, int op);
 int bw_host_work(bw_host *h, const bw_list *l, int op);
 
 /* Between plan and begin, as often as there are lifted experts: the next of them, in the order in which they are there, with its packed matrices and its
@@ -38,6 +41,8 @@ int bw_host_work(bw_host *h, const bw_list *l, int op);
 typedef struct bw_host_lifted { int expert, first, n; const uint8_t *data[3]; size_t bytes[3]; } bw_host_lifted;
 void bw_host_lift(bw_host *h, const bw_list *l, int op, bw_host_lifted *out);
 int bw_host_lift_end(bw_host *h);
+/* the packed matrices of an expert that is held, without its places */
+void bw_host_held(const bw_host *h, const bw_list *l, int op, int expert, bw_host_lifted *out);
 void bw_host_copy(bw_host *h, void *to, const void *from, size_t bytes); /* by all threads */
 /* where d is, of all lists: bytes from one address on, for a backend that wants them pinned; 0 before the first list */
 size_t bw_host_results(const bw_host *h, const bw_list *l, void **at);

@@ -86,12 +86,20 @@ void cpu_pool_free(cpu_pool *p) {
 
 int cpu_pool_size(const cpu_pool *p) { return p->n; }
 
-void cpu_pool_run(cpu_pool *p, cpu_fn fn, void *arg) {
+void cpu_pool_start(cpu_pool *p, cpu_fn fn, void *arg) {
     p->fn = fn;
     p->arg = arg;
     atomic_store_explicit(&p->done, 0, memory_order_relaxed);
     if (p->n > 1) publish(p);
-    fn(arg, 0, p->n);
+}
+
+void cpu_pool_run(cpu_pool *p, cpu_fn fn, void *arg) {
+    cpu_pool_start(p, fn, arg);
+    cpu_pool_join(p);
+}
+
+void cpu_pool_join(cpu_pool *p) {
+    p->fn(p->arg, 0, p->n);
     for (int i = 0; atomic_load_explicit(&p->done, memory_order_acquire) < p->n - 1; i++) {
         if (i < CPU_POOL_SPIN) cpu_pool_pause();
         else sched_yield();

@@ -11,6 +11,9 @@ void cpu_pool_free(cpu_pool *p);
 int cpu_pool_size(const cpu_pool *p);
 /* fn(arg, tid, n) on every thread; returns when all have returned. Workers run in the numeric program's floating-point environment. */
 void cpu_pool_run(cpu_pool *p, cpu_fn fn, void *arg);
+/* the same in two parts: the workers begin, the caller does something else, then its share. arg must stay until join returns. */
+void cpu_pool_start(cpu_pool *p, cpu_fn fn, void *arg);
+void cpu_pool_join(cpu_pool *p);
 /* waiting for another thread: this many pauses (about 50 us) before giving the processor away */
 enum { CPU_POOL_SPIN = 4000 };
 static inline void cpu_pool_pause(void) {

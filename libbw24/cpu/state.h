@@ -35,6 +35,7 @@ typedef struct cpu_step {
     bool away;          /* another device computes the experts of the set and sums the slots (host.h) */
     int hits, n_waves;  /* of the pass in hand: active experts in RAM, all in one wave; waves */
     int lift;           /* an expert outside the set with as many pairs is left to the other device as well; 0: none is */
+    const uint8_t *lifts; /* [experts] where it is not NULL: 1 where it is, instead */
     int n_own, n_lift;  /* active experts that are computed here, the first ones, their pairs in the first places; behind them those that are lifted */
     int64_t own_pairs;
     cpu_wave *waves;

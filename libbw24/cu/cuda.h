@@ -4,6 +4,7 @@
 
 #include <map>
 #include <vector>
+#include "../cpu/host.h"
 #include "../internal.h"
 #include "fold.cuh"
 #include "gdn.cuh"
@@ -83,6 +84,7 @@ struct CuSplitLayer {
     uint32_t *at;              /* device [3][experts]: where the set has their matrices, in units of 256 bytes */
     size_t packed;             /* bytes of an expert as backend cpu packs it, if the card can take it from there; else 0 */
     bool whole;                /* the set has all of them */
+    uint32_t *at_host;         /* pinned: what `at` holds */
 };
 /* experts on their way through the card for one step's rows (lift.cu): slots for as many at once */
 enum { LIFT_SLOTS = 6 };
@@ -93,7 +95,22 @@ struct CuLift {
     cudaEvent_t ready[LIFT_SLOTS], freed[LIFT_SLOTS]; /* its bytes are there; its products are made */
     int turn;
 };
-/* experts divided between the card and the processor (split.cu). x, route, ints, seen are pinned */
+/* experts that a narrow step takes over the bus (bus.cu); BUS_MOST: of a layer. stays: in the set, else in a slot of CuLift */
+enum { BUS_MOST = 32 };
+struct CuBusExpert { int expert; bool stays; int slot; };
+struct CuBus {
+    cudaStream_t stream[2];
+    cudaEvent_t ready[2];
+    uint8_t *rows[2];          /* the file's rows of a matrix */
+    double cpu_rate, bus_rate; /* bytes a second */
+    /* of the layer in hand */
+    int layer, missing, n;     /* experts that the set lacked at first; held ones, ascending */
+    bool there;                /* all missing ones are in RAM */
+    CuBusExpert expert[BUS_MOST];
+    std::vector<int> uses;
+    std::vector<uint8_t> lifts;
+};
+/* experts divided between the card and the processor (split.cu). x, route, ints, seen, at are pinned */
 struct CuSplit {
     struct bw_host *host;      /* cpu/host.h */
     uint8_t *set;
@@ -101,9 +118,13 @@ struct CuSplit {
     float *x, *route, *seen;   /* rows of the op in hand; routes of layers that are whole, to be counted after the step */
     int *ints, *dev_ints;      /* places of the pairs, then pairs of the places */
     size_t x_floats, route_floats, pairs;
+    uint32_t *at;              /* [layers][3][experts], CuSplitLayer.at_host */
     std::vector<void *> pinned; /* memory of the processor's side */
     cudaEvent_t event;
+    bw_host_step step;         /* the layer in hand, and when its processor's share began */
+    int64_t begun;
     CuLift lift;
+    CuBus bus;
 };
 
 struct CuGraph { cudaGraphExec_t exec; int uses; };
@@ -212,7 +233,12 @@ int cu_split_list(bw24_model *m, bw_list *l);
 int cu_split_layer(bw24_model *m, const bw_list *l, int op, CuExperts *x);
 bool cu_split_waits(const bw24_model *m, const CuList *s); /* some step of the list waits for the processor's experts */
 void cu_split_free(CuModel *s);
-/* lift.cu */
+/* bus.cu */
+void cu_bus_free(CuBus *b);
+void cu_bus_time(CuSplit *s, double bytes, int64_t begun); /* the processor's part of the layer in hand took until now */
+void cu_bus_end(bw24_model *m, bool failed);               /* the device is done with what it took */
+/* lift.cu. unpack: packed tiles to units; clear: the slot held something of another shape */
+void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const struct bw_host_lifted &e, const uint8_t *tiles, uint8_t *rows, uint8_t *slot, bool clear);
 size_t cu_lift_packed(const CuSplitLayer &y);
 int cu_lift_make(bw24_model *m);
 void cu_lift_free(CuLift *s);

@@ -339,17 +339,21 @@ int run_steps(Pass &p, bool eager) {
     if (t.n) launch(*p.q, k_rope_tables, dim3((unsigned)p.rows.n, (unsigned)t.n), 128, 0, t, p.rows);
     int done = 0;
     for (size_t i = 0; i < p.s->steps.size();) {
+        if (p.open && !split_open_over(p, p.s->steps[i]) && split_finish(p)) return p.rc;
         int n = run_gdn(p, i); /* several steps at once, where rows are few */
         if (!n) n = run_mixture(p, i);
         if (!n) run_step(p, p.s->steps[i]);
         i += n ? (size_t)n : 1;
-        if (p.rc) return p.rc;
+        if (p.rc) return split_finish(p);
         if (!eager || ++done % 16) continue;
         int turn = done / 16 & 1;
         if (!p.q->error && done > 16) p.q->error = cudaEventSynchronize(p.s->pace[turn]);
         if (!p.q->error) p.q->error = cudaEventRecord(p.s->pace[turn], p.q->stream);
-        if (atomic_load(&p.m->ctx->cancel)) return bw_fail(BW24_E_CANCELLED, "cancelled");
+        if (!atomic_load(&p.m->ctx->cancel)) continue;
+        split_finish(p);
+        return bw_fail(BW24_E_CANCELLED, "cancelled");
     }
+    if (split_finish(p)) return p.rc;
     if (p.rows.n_want && p.logits) run_finish(p);
     return 0;
 }
@@ -541,7 +545,7 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
     int rc = cu_alive(m->ctx);
     if (!rc) rc = grow_logits(m, s, b->want.n);
     if (rc) return rc;
-    Pass p = {m, l, s, &c->q, {}, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0), 0, false, NULL};
+    Pass p = {m, l, s, &c->q, {}, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0), 0, false, NULL, NULL};
     size_t bytes;
     if ((rc = place_rows(m, s, b, &p, &bytes))) return rc;
     c->q.error = cudaMemcpyAsync(s->step_dev, s->step_host, bytes, cudaMemcpyHostToDevice, c->q.stream);
@@ -552,9 +556,11 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
     if (!rc && c->q.error) rc = cu_fail(m->ctx, c->q.error, "a launch");
     if (rc) {
         cudaError_t e = cudaStreamSynchronize(c->q.stream);
+        cu_bus_end(m, true);
         return e && !c->dead ? cu_fail(m->ctx, e, "a step") : rc;
     }
     rc = fetch(p, logits, tokens);
+    cu_bus_end(m, rc != 0);
     if (!rc && p.unrouted) rc = bw_fail(BW24_E_DEVICE, "a router's choice is no expert, and no op met Inf or NaN");
     if (!rc) split_count(p);
     return rc;

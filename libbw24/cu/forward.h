@@ -19,6 +19,7 @@ struct Pass {
     std::vector<char> quantised; /* per buffer: its quantised form is current */
     int rc;                      /* a failure of the host's share of the pass */
     bool unrouted;               /* a choice of no expert: after Inf or NaN, which the fault word says */
+    const CuStep *open;          /* EXPERTS whose processor's share is under way (split_finish) */
     const int *ids;              /* tokens of the logits' columns, where the best keys are to hold tokens; else NULL */
 };
 
@@ -68,6 +69,14 @@ void run_perhead(Pass &p, const CuStep &c);
 bool run_split(Pass &p, const CuStep &c);
 /* lift.cu: products of experts that come from RAM for this step; order: device, the pairs by place */
 void run_lifted(Pass &p, const CuStep &c, const struct bw_host_step &h, const int *order);
+/* bus.cu: which experts come over the bus, held until cu_bus_end; their copies; their products, order: device, their pairs */
+int cu_bus_choose(Pass &p, const CuExperts &x, int n);
+void cu_bus_bring(Pass &p, const CuStep &c, const CuExperts &x);
+void cu_bus_products(Pass &p, const CuStep &c, const CuExperts &x, const int *order);
+/* split.cu: the layer in hand whose processor's share is still under way: it is waited for, and the slots are summed; may stay open over a step that
+ * neither reads its result nor changes what it reads */
+int split_finish(Pass &p);
+bool split_open_over(const Pass &p, const CuStep &c);
 void split_begin(Pass &p);                  /* of a pass */
 void split_count(Pass &p);                  /* after it: the uses that the host did not see */
 Acts cu_pair_acts(const Pass &p, const CuExperts &x, int pairs); /* room for what their gates make */

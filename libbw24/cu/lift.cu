@@ -72,16 +72,15 @@ void cu_lift_free(CuLift *s) {
     if (s->stream) cudaStreamDestroy(s->stream);
 }
 
-/* packed tiles in a half of the stage -> units in the slot */
-static void unpack(CuLift *s, Queue *q, const CuSplitLayer &y, const bw_host_lifted &e, const uint8_t *tiles, uint8_t *slot) {
+void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const bw_host_lifted &e, const uint8_t *tiles, uint8_t *rows, uint8_t *slot, bool clear) {
     for (int i = 0; i < 3; i++) {
         const CuMatrix &x = y.m[i];
         const bw_type_info *t = type_of(y, i);
         const size_t row = (size_t)bw_row_bytes(t, x.cols);
-        UntileArgs a = {untile_of(x, t), tiles, s->rows, x.rows, x.cols / 32, (size_t)(e.bytes[i] / (size_t)cpu_tiles(x.rows)), row};
-        if (!q->error) q->error = cudaMemsetAsync(slot, 0, x.bytes, q->stream);
-        launch(*q, k_untile, dim3((unsigned)((x.rows + UNTILE_ROWS - 1) / UNTILE_ROWS)), 256, 0, a);
-        x.k->pack(*q, {s->rows, slot, x.rows, x.cols, x.segs, row});
+        UntileArgs a = {untile_of(x, t), tiles, rows, x.rows, x.cols / 32, (size_t)(e.bytes[i] / (size_t)cpu_tiles(x.rows)), row};
+        if (clear && !q.error) q.error = cudaMemsetAsync(slot, 0, x.bytes, q.stream);
+        launch(q, k_untile, dim3((unsigned)((x.rows + UNTILE_ROWS - 1) / UNTILE_ROWS)), 256, 0, a);
+        x.k->pack(q, {rows, slot, x.rows, x.cols, x.segs, row});
         tiles += e.bytes[i];
         slot += (x.bytes + 255) & ~(size_t)255;
     }
@@ -98,7 +97,7 @@ static void bring(Pass &p, CuLift *s, Queue *q, const CuSplitLayer &y, const bw_
     if (!q->error) q->error = cudaMemcpyAsync(c->raw[half], c->stage[half], bytes, cudaMemcpyHostToDevice, q->stream);
     if (!q->error) q->error = cudaEventRecord(c->staged[half], q->stream);
     if (!q->error) q->error = cudaStreamWaitEvent(q->stream, s->freed[s->turn], 0);
-    unpack(s, q, y, e, c->raw[half], s->slots + (size_t)s->turn * s->slot_bytes);
+    cu_lift_unpack(*q, y, e, c->raw[half], s->rows, s->slots + (size_t)s->turn * s->slot_bytes, true);
     if (!q->error) q->error = cudaEventRecord(s->ready[s->turn], q->stream);
     if (!q->error) q->error = cudaStreamWaitEvent(p.q->stream, s->ready[s->turn], 0);
     if (q->error && !p.q->error) p.q->error = q->error;

@@ -99,9 +99,10 @@ void cu_split_free(CuModel *all) {
     CuSplit *s = all->split;
     if (!s) return;
     for (void *p : s->pinned) cudaHostUnregister(p);
-    for (void *p : {(void *)s->x, (void *)s->route, (void *)s->ints, (void *)s->seen})
+    for (void *p : {(void *)s->x, (void *)s->route, (void *)s->ints, (void *)s->seen, (void *)s->at})
         if (p) cudaFreeHost(p);
     if (s->event) cudaEventDestroy(s->event);
+    cu_bus_free(&s->bus);
     cu_lift_free(&s->lift);
     bw_host_free(s->host);
     delete s;
@@ -127,28 +128,52 @@ static int set_put(bw24_model *m, int layer, int expert, int matrix, uint64_t of
 /* one area for the routes of layers whose choice the host does not wait for */
 static int make_seen(bw24_model *m, CuSplit *s) { return s->seen ? 0 : pin(m, (void **)&s->seen, s->layers.size() * s->route_floats * sizeof(float)); }
 
+static int make_places(bw24_model *m, CuSplit *s) {
+    size_t n = 0;
+    for (auto &y : s->layers) n += 3 * (size_t)y.op->experts;
+    int rc = s->at ? 0 : pin(m, (void **)&s->at, n * sizeof(uint32_t));
+    n = 0;
+    for (auto &y : s->layers) {
+        y.at_host = s->at + n;
+        n += 3 * (size_t)y.op->experts;
+    }
+    return rc;
+}
+
 static int set_settle(bw24_model *m) {
     CuSplit *s = model_of(m)->split;
     int rc = cu_alive(m->ctx);
+    if (!rc) rc = make_places(m, s);
     for (size_t i = 0; i < s->layers.size() && !rc; i++) {
         CuSplitLayer &y = s->layers[i];
         const uint8_t *in = bw_spill_in_set(m->spill, (int)i);
         int n = y.op->experts, have = 0;
-        std::vector<uint32_t> at(3 * (size_t)n, 0);
+        memset(y.at_host, 0, 3 * (size_t)n * sizeof(uint32_t));
         for (int e = 0; e < n; e++) {
             have += in[e];
-            for (int k = 0; k < 3 && in[e]; k++) at[(size_t)(k * n + e)] = (uint32_t)(bw_spill_set_at(m->spill, (int)i, e, k) / UNIT);
+            for (int k = 0; k < 3 && in[e]; k++) y.at_host[(size_t)(k * n + e)] = (uint32_t)(bw_spill_set_at(m->spill, (int)i, e, k) / UNIT);
         }
         y.whole = have == n;
         if (y.whole) rc = make_seen(m, s);
-        cudaError_t err = cudaMemcpy(y.at, at.data(), at.size() * sizeof(uint32_t), cudaMemcpyHostToDevice);
+        cudaError_t err = cudaMemcpy(y.at, y.at_host, 3 * (size_t)n * sizeof(uint32_t), cudaMemcpyHostToDevice);
         if (err) rc = cu_fail(m->ctx, err, "experts");
     }
     cudaError_t e = cudaStreamSynchronize(ctx_of(m)->q.stream);
     return e && !rc ? cu_fail(m->ctx, e, "experts") : rc;
 }
 
-const bw_spill_set cu_set = {set_bytes, set_put, set_settle};
+/* memory of the budget, for copies by the card (bus.cu): without it they would go through a second place. 10 MiB take half a millisecond. */
+static bool set_pin(bw24_model *m, void *at, size_t bytes) {
+    cudaError_t e = cu_alive(m->ctx) ? cudaErrorUnknown : cudaHostRegister(at, bytes, cudaHostRegisterDefault);
+    if (e) cudaGetLastError();
+    return !e;
+}
+static void set_unpin(bw24_model *m, void *at) {
+    (void)m;
+    if (cudaHostUnregister(at)) cudaGetLastError();
+}
+
+const bw_spill_set cu_set = {set_bytes, set_put, set_settle, set_pin, set_unpin};
 
 /* ---- running */
 bool cu_split_waits(const bw24_model *m, const CuList *s) {
@@ -202,38 +227,92 @@ static bool choices_exist(const CuSplit *s, const CuExperts &x, int n) {
     return true;
 }
 
-bool run_split(Pass &p, const CuStep &c) {
+/* products of the set's experts and of those that come from RAM; order: the pairs by place, on the device */
+static void card_products(Pass &p, const CuStep &c, const CuExperts &x, const bw_host_step &h) {
     CuSplit *s = model_of(p.m)->split;
-    const CuExperts &x = p.s->experts[(size_t)c.at];
-    const int n = rows_of(p, c), out = x.m[BW_EXP_DOWN].rows;
-    if (s->layers[(size_t)x.layer].whole) {
-        fetch_async(p, s->seen + (size_t)x.layer * s->route_floats, buf_of(p, x.route), (size_t)n * (size_t)width_of(p, x.route) * sizeof(float));
-        return false;
-    }
-    if (!bring(p, s, x, n)) return true;
-    bw_host_step h;
-    if (!choices_exist(s, x, n)) return p.unrouted = true;
-    const CuSplitLayer &y = s->layers[(size_t)x.layer];
-    p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, n > EXPERT_ROWS && y.packed ? lift_from(y) : 0, &h);
-    if (p.rc) return true;
-    if (h.first_set == 0) {
-        bw_host_begin(s->host, p.l, c.first);
-        p.rc = bw_host_work(s->host, p.l, c.first);
-        return p.rc != 0;
-    }
     memcpy(s->ints, h.place, (size_t)h.pairs * sizeof(int));
     memcpy(s->ints + h.pairs, h.pair, (size_t)h.pairs * sizeof(int));
     if (!p.q->error) p.q->error = cudaMemcpyAsync(s->dev_ints, s->ints, 2 * (size_t)h.pairs * sizeof(int), cudaMemcpyHostToDevice, p.q->stream);
     const int *order = s->dev_ints + h.pairs;
     if (h.first_set < h.pairs) run_expert_products(p, c, x, order + h.first_set, h.pairs - h.first_set);
-    if (h.lifted) run_lifted(p, c, h, order);
-    bw_host_begin(s->host, p.l, c.first);
+    if (s->bus.n) cu_bus_products(p, c, x, order + h.own);
+    else if (h.lifted) run_lifted(p, c, h, order);
+}
+
+int split_finish(Pass &p) {
+    if (!p.open) return p.rc;
+    CuSplit *s = model_of(p.m)->split;
+    const CuStep &c = *p.open;
+    const CuExperts &x = p.s->experts[(size_t)c.at];
+    const bw_host_step &h = s->step;
+    const int n = rows_of(p, c), out = x.m[BW_EXP_DOWN].rows;
+    p.open = NULL;
     int rc = bw_host_work(s->host, p.l, c.first);
     if (!p.rc) p.rc = rc;
+    cu_bus_time(s, (double)s->layers[(size_t)x.layer].packed, s->begun);
     launch(*p.q, k_split_join, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, h.d, h.own, (const int *)s->dev_ints,
            (const float *)p.s->moe.mem[MOE_D], (const float *)buf_of(p, x.route), buf_of(p, x.y), out, x.top);
     p.quantised[(size_t)x.y] = 0;
+    return p.rc;
+}
+
+static bool touches(const bw_op *op, int buf) {
+    for (int b : op->buf)
+        if (b == buf) return true;
+    return false;
+}
+
+bool split_open_over(const Pass &p, const CuStep &c) {
+    const CuExperts &x = p.s->experts[(size_t)p.open->at];
+    if ((c.kind != CU_LINEARS && c.kind != CU_ROWS) || c.short_n) return false;
+    int from = c.kind == CU_ROWS ? c.first : c.step->norm >= 0 ? c.step->norm : c.step->lin0;
+    int to = c.kind == CU_ROWS ? c.first + c.n : c.step->lin0 + c.step->n_lin;
+    if (c.kind == CU_LINEARS && c.step->glu >= to) to = c.step->glu + 1;
+    if (c.kind == CU_LINEARS && c.step->add >= to) to = c.step->add + 1;
+    for (int i = from; i < to; i++)
+        if (touches(&p.l->ops[i], x.y) || p.l->ops[i].buf[0] == x.route) return false;
     return true;
+}
+
+/* few rows: the processor begins, the bus and the card follow; many: those that the card lifts are read first */
+static void divide(Pass &p, const CuStep &c, const CuExperts &x, const bw_host_step &h, bool narrow) {
+    CuSplit *s = model_of(p.m)->split;
+    if (narrow) {
+        bw_host_begin(s->host, p.l, c.first);
+        bw_host_start(s->host, p.l, c.first);
+        if (s->bus.n) cu_bus_bring(p, c, x);
+    }
+    card_products(p, c, x, h);
+    if (!narrow) bw_host_begin(s->host, p.l, c.first);
+    p.open = &c;
+    if (!narrow) split_finish(p);
+}
+
+bool run_split(Pass &p, const CuStep &c) {
+    CuSplit *s = model_of(p.m)->split;
+    const CuExperts &x = p.s->experts[(size_t)c.at];
+    const int n = rows_of(p, c);
+    const bool narrow = n <= EXPERT_ROWS;
+    if (s->layers[(size_t)x.layer].whole) {
+        fetch_async(p, s->seen + (size_t)x.layer * s->route_floats, buf_of(p, x.route), (size_t)n * (size_t)width_of(p, x.route) * sizeof(float));
+        return false;
+    }
+    if (!bring(p, s, x, n)) return true;
+    cu_bus_end(p.m, false);
+    if (!choices_exist(s, x, n)) return p.unrouted = true;
+    const CuSplitLayer &y = s->layers[(size_t)x.layer];
+    if (narrow) p.rc = cu_bus_choose(p, x, n);
+    bw_host_step &h = s->step;
+    if (!p.rc) p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, !narrow && y.packed ? lift_from(y) : 0, s->bus.n ? s->bus.lifts.data() : NULL, &h);
+    if (p.rc) return true;
+    s->begun = bw_spill_clock();
+    if (h.first_set) {
+        divide(p, c, x, h, narrow);
+        return true;
+    }
+    bw_host_begin(s->host, p.l, c.first);
+    p.rc = bw_host_work(s->host, p.l, c.first);
+    return p.rc != 0;
 }
 
 } // namespace bw

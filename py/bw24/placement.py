@@ -105,7 +105,8 @@ def decide(model: Model, tiers: Tiers, draft: Draft | None, free: int, granted: 
         if card.holds_all and not (tiers.force or tiers.trace or tiers.nvme):
             return None
         vram = card.set_bytes
-        return _divided(model, bank, tiers, rest, vram, card.experts, _ram_beside(bank, tiers, granted, vram / max(1, card.experts)))
+        stays = vram / max(1, card.experts) if (tiers.policy or ("frozen" if tiers.profile else "")) == "frozen" else 0.0
+        return _divided(model, bank, tiers, rest, vram, card.experts, _ram_beside(bank, tiers, granted, stays))
     ram = tiers.ram
     if ram is None:
         fits = rest + bank.nbytes <= free
@@ -119,7 +120,7 @@ def decide(model: Model, tiers: Tiers, draft: Draft | None, free: int, granted: 
 
 
 def _ram_beside(bank: Bank, tiers: Tiers, granted: int, share: float) -> int:
-    """Bytes of RAM for the experts that a card, which has `share` of them, leaves."""
+    """Bytes of RAM for the experts beside a card that keeps `share` of them; those that may leave it again are in RAM as well."""
     if tiers.ram is not None:
         return tiers.ram
     return min(int(bank.nbytes * (1 - share) * 1.02) + (64 << 20), granted - granted // KV_SHARE if granted > 0 else 0)

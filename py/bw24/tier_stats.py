@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 COUNTED = ("visits", "visit_hits", "wanted", "hits", "bytes_read", "mirror_bytes", "reads", "fallbacks", "errors", "evictions", "wait_ns",
-           "compute_ns", "vram_visits", "card_ns")
+           "compute_ns", "vram_visits", "card_ns", "lifted", "swaps")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Step:
 def where(c: dict[str, int]) -> str:
     """Shares of the visits by where the expert was."""
     card = f"on the card {share(c['vram_visits'], c['visits'])}, " if c["vram_visits"] or c["card_ns"] else ""
+    if c["lifted"]:
+        card += f"over the bus {share(c['lifted'], c['visits'])}, "
     return f"{card}in RAM {share(c['visit_hits'], c['visits'])}"
 
 

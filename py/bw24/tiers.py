@@ -196,17 +196,20 @@ class Spill:
         return out
 
     def warm_up(self) -> None:
-        """Before the first token: the card's set, whole layers where there is no profile, and in RAM the profile's most used of the others, or all
+        """Before the first token: the card's set, alike many experts of each layer where there is no profile, and in RAM the profile's most used of the others, or all
         where all fit. Raises Bw24Error."""
         layers, profile = self.layers(), self.placement.tiers.profile
         every = np.array([(i, e) for i, (_, n) in enumerate(layers) for e in range(n)], np.int32).reshape(-1, 2)
         uses = read_profile(Path(profile), model_hash(self._model), layers) if profile else None
         if self.placement.vram:
-            self.card(every if uses is None else most_used(uses, self.placement.card_experts(len(every))))
+            room = self.placement.card_experts(len(every))
+            self.card(spread(layers, room) if uses is None else most_used(uses, room))
         c = self.stats()
         if uses is not None:
             self.warm(most_used(uses, c["vram_experts"] + self._fitting(c)))
         elif c["bank"] * (len(every) - c["vram_experts"]) <= c["limit"] * len(every):
+            on_card = {tuple(pair) for pair in spread(layers, c["vram_experts"]).tolist()}
+            self.warm(np.array([pair for pair in every.tolist() if tuple(pair) not in on_card], np.int32).reshape(-1, 2))
             self.warm(every)
 
     def card(self, pairs: np.ndarray) -> int:
@@ -295,6 +298,13 @@ def read_profile(path: Path, model: str, layers: list[tuple[str, int]]) -> list[
             raise Bw24Error(f"{where}: layer {name}: expected {n} counts")
         out.append(np.array(uses, np.int64))
     return out
+
+
+def spread(layers: list[tuple[str, int]], n: int) -> np.ndarray:
+    """n experts, alike many of each layer, [n, 2] (layer, expert) in the order of the layers: places that move with the text."""
+    pairs = np.array([(i, e) for i, (_, count) in enumerate(layers) for e in range(count)], np.int32).reshape(-1, 2)
+    first = pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))][:n]
+    return first[np.lexsort((first[:, 1], first[:, 0]))]
 
 
 def most_used(uses: list[np.ndarray], n: int) -> np.ndarray:

@@ -63,7 +63,7 @@ static void make_file(void) {
 }
 
 /* ---- reads that fail */
-enum mode { PLAIN, SHORT, INTERRUPTED, ONCE, ALWAYS, REFUSED, ENDS, SLOW, SECOND_DIES };
+enum mode { PLAIN, SHORT, INTERRUPTED, ONCE, ALWAYS, REFUSED, ENDS, SLOW, SECOND_DIES, HANGS };
 static _Atomic int mode, calls;
 static ino_t second;
 
@@ -77,6 +77,7 @@ static ssize_t faulty(int fd, void *buf, size_t n, off_t at) {
     if (mode == ENDS && call > 3) return 0;
     if (mode == SLOW) usleep((unsigned)call * 7919u % 900u);
     if (mode == SECOND_DIES && !fstat(fd, &st) && st.st_ino == second) { errno = ENXIO; return -1; }
+    while (mode == HANGS) usleep(1000);
     return pread(fd, buf, n, at);
 }
 
@@ -221,6 +222,37 @@ static void test_faults(void) {
     }
 }
 
+/* a device that does not answer: the step ends with an error, what comes late changes nothing, and a model can be freed meanwhile */
+static void test_hanging_device(void) {
+    static bw_spill *kept; /* its readers still use it */
+    const int64_t patience = bw_spill_sys.patience_ns;
+    int64_t pos;
+    reference(all_of_1);
+    for (int i = 0; i < 2; i++) {
+        bw24_spill_params p = params(0, 400000);
+        bw24_model *m = model(all_of_1, &p, i == 1);
+        bw_spill_sys.patience_ns = 150000000;
+        mode = HANGS;
+        int64_t begun = bw_spill_clock();
+        CHECK(run(m, got, &pos) == BW24_E_IO && strstr(bw24_last_error(), "hang") && strstr(bw24_last_error(), path[0]) && pos == 0);
+        CHECK(bw_spill_clock() - begun < 3000000000);
+        mode = PLAIN;
+        bw_spill_sys.patience_ns = patience;
+        CHECK(same(m));
+        CHECK(same(m));
+        bw_spill_sys.patience_ns = 150000000;
+        mode = HANGS;
+        CHECK(run(m, got, &pos) == BW24_E_IO);
+        kept = m->spill;
+        begun = bw_spill_clock();
+        bw24_model_free(m);
+        CHECK(bw_spill_clock() - begun < 6000000000 && kept != NULL);
+        mode = PLAIN;
+        bw_spill_sys.patience_ns = patience;
+        usleep(20000); /* the readers leave */
+    }
+}
+
 static void test_second_drive(void) {
     struct stat st;
     stat(path[1], &st);
@@ -307,6 +339,7 @@ int main(void) {
     test_budgets();
     test_faults();
     test_second_drive();
+    test_hanging_device();
     test_types_by_expert();
     test_refusals();
     for (int f = 0; f < 2; f++) unlink(path[f]);

@@ -10,7 +10,7 @@
 #include "cpu/host.h"
 #include "cpu/linear.h"
 #include "cu/untile.h"
-#include "spill.h"
+#include "spill_impl.h"
 
 enum { WIDTH = 256, FF = 512, EXPERTS = 7, TOP = 3, MOST = 33, VOCAB = 2 };
 static int checks, failures;
@@ -117,7 +117,7 @@ static void all_products(bw_host *h, const bw_list *l, int n) {
     for (int e = 0; e < EXPERTS; e++) {
         bw_host_step step;
         for (int i = 0; i < n * TOP; i++) route[i / TOP * 2 * TOP + TOP + i % TOP] = (float)e;
-        CHECK(bw_host_plan(h, l, op_index(l), x, route, n, 0, &step) == 0 && step.own == n * TOP && begin(h, l) && bw_host_work(h, l, op_index(l)) == 0);
+        CHECK(bw_host_plan(h, l, op_index(l), x, route, n, 0, NULL, &step) == 0 && step.own == n * TOP && begin(h, l) && bw_host_work(h, l, op_index(l)) == 0);
         for (int i = 0; i < n; i++) memcpy(alone[e][i], step.d + (size_t)step.place[i * TOP] * WIDTH, sizeof alone[e][i]);
     }
     memcpy(route, keep, sizeof keep);
@@ -177,7 +177,7 @@ static void divided(bw24_ctx *ctx, uint64_t ram, unsigned set) {
         draw_step(n);
         all_products(base, none->lists[0], n);
         sum(NULL, n, want);
-        CHECK(bw_host_plan(h, l, op_index(l), x, route, n, n > 7 ? 3 : 0, &step) == 0 && step.pairs == n * TOP);
+        CHECK(bw_host_plan(h, l, op_index(l), x, route, n, n > 7 ? 3 : 0, NULL, &step) == 0 && step.pairs == n * TOP);
         for (int p = 0; p < step.pairs; p++) {
             bool own = !in[(int)route[p / TOP * 2 * TOP + TOP + p % TOP]];
             CHECK(step.pair[step.place[p]] == p && own == (step.place[p] < step.first_set));
@@ -193,8 +193,97 @@ static void divided(bw24_ctx *ctx, uint64_t ram, unsigned set) {
     CHECK(bw24_spill_stats(m, &c) == 0 && c.vram_visits == card && c.visits == all);
     x[5] = INFINITY;
     bw_host_step step;
-    CHECK(bw_host_plan(h, l, op_index(l), x, route, 1, 0, &step) == 0);
+    CHECK(bw_host_plan(h, l, op_index(l), x, route, 1, 0, NULL, &step) == 0);
     CHECK(begin(h, l) && bw_host_work(h, l, op_index(l)) == (step.own && type->form != BW_FLOAT ? BW24_E_NUMERIC : 0));
+    bw_host_free(h);
+    bw_host_free(base);
+    bw24_model_free(m);
+    bw24_model_free(none);
+}
+
+/* ---- a set that moves: experts in RAM are held, take the place of others that the step does not use, and count as the card's */
+static int held[EXPERTS], n_held;
+
+static void check_places(const bw_spill *s, int size) {
+    const spill_layer *l = &s->layers[0];
+    bool seen[EXPERTS] = {false};
+    int in = 0;
+    for (int e = 0; e < EXPERTS; e++) {
+        if (!l->in_set[e]) continue;
+        CHECK(l->set_at[e] % 1024 == 0 && l->set_at[e] < EXPERTS * 1024 && !seen[l->set_at[e] / 1024]);
+        seen[l->set_at[e] / 1024] = true;
+        in++;
+    }
+    CHECK(in == size && l->set_n[0] + l->set_n[1] == size);
+}
+
+static void move_some(bw24_model *m, bw_host *h, int n, uint8_t *lifts) {
+    const bw_list *l = m->lists[0];
+    const bw_untile u = layout();
+    int uses[EXPERTS] = {0};
+    for (int i = 0; i < n * TOP; i++) uses[(int)route[i / TOP * 2 * TOP + TOP + i % TOP]]++;
+    n_held = 0;
+    memset(lifts, 0, EXPERTS);
+    for (int e = 0; e < EXPERTS; e++) {
+        bool missing = uses[e] && !bw_spill_in_set(m->spill, 0)[e], there = bw_spill_in_ram(m->spill, 0, e);
+        if (!missing || uniform() < -0.3f) continue;
+        bool ok = bw_spill_hold(m->spill, 0, e);
+        CHECK(!ok || there);
+        if (!ok) continue;
+        CHECK(!bw_spill_hold(m->spill, 0, e));
+        lifts[e] = 1;
+        held[n_held++] = e;
+        bool swapped = bw_spill_swap(m->spill, 0, e, uses);
+        CHECK(bw_spill_in_set(m->spill, 0)[e] == swapped && (!swapped || !bw_spill_swap(m->spill, 0, e, uses)));
+        bw_host_lifted packed;
+        bw_host_held(h, l, op_index(l), e, &packed);
+        for (int k = 0; k < 3 && u.kind; k++)
+            CHECK(packed.expert == e && rows_again(&u, packed.data[k], packed.bytes[k], image + at[k] + (size_t)e * part(k), k == 2 ? WIDTH : FF, k == 2 ? FF : WIDTH));
+    }
+}
+
+static void moving(bw24_ctx *ctx, uint64_t ram, int size, int policy) {
+    bw24_model *m = model(ctx, true, ram), *none = model(ctx, true, 8 << 20);
+    bw_host *h = NULL, *base = NULL;
+    CHECK(bw_host_new(m, &h) == 0 && bw_host_list(h, m->lists[0]) == 0 && bw_host_new(none, &base) == 0 && bw_host_list(base, none->lists[0]) == 0);
+    const bw_list *l = m->lists[0];
+    spill_layer *layer = &m->spill->layers[0];
+    m->spill->policy = policy;
+    for (int e = 0; e < size; e++) {
+        layer->in_set[e] = 1;
+        layer->set_at[e] = (uint64_t)e * 1024;
+        spill_set_add(layer, e);
+    }
+    static float got[MOST][WIDTH];
+    uint8_t lifts[EXPERTS];
+    uint64_t all = 0;
+    bool bus = false;
+    for (int k = 0; k < 24; k++) {
+        bw_host_step step;
+        int n = 1 + k % 3 * 2;
+        draw_step(n);
+        all_products(base, none->lists[0], n);
+        sum(NULL, n, want);
+        move_some(m, h, n, lifts);
+        CHECK(bw_host_plan(h, l, op_index(l), x, route, n, 0, lifts, &step) == 0);
+        for (int p = 0; p < step.pairs; p++) {
+            int e = (int)route[p / TOP * 2 * TOP + TOP + p % TOP], place = step.place[p];
+            CHECK(lifts[e] ? place >= step.own && place < step.first_set : layer->in_set[e] ? place >= step.first_set : place < step.own);
+        }
+        bw_host_begin(h, l, op_index(l));
+        bw_host_start(h, l, op_index(l));
+        CHECK(bw_host_work(h, l, op_index(l)) == 0);
+        sum(&step, n, got);
+        CHECK(!memcmp(want, got, (size_t)n * sizeof *got));
+        for (int i = 0; i < n_held; i++) bw_spill_release(m->spill, 0, held[i]);
+        check_places(m->spill, size);
+        all += (uint64_t)step.pairs;
+        bus |= n_held > 0;
+    }
+    bw24_spill_counts c = {.size = sizeof c};
+    CHECK(bw24_spill_stats(m, &c) == 0 && c.visits == all && c.lifted <= c.visit_hits && c.peak <= (c.budget > c.floor ? c.budget : c.floor));
+    CHECK(bus == (c.lifted > 0) && (c.swaps > 0) == (bus && size > 0 && size < EXPERTS && policy != BW24_POLICY_FROZEN));
+    CHECK(bus == (ram > 8 * c.floor && size < EXPERTS) || ram <= 8 * c.floor);
     bw_host_free(h);
     bw_host_free(base);
     bw24_model_free(m);
@@ -238,6 +327,8 @@ int main(void) {
         static const unsigned sets[] = {0, 1, 42, 85, 63, 127};
         for (int i = 0; i < 6; i++)
             for (uint64_t ram = 0; ram < 3000000; ram = ram * 5 + 400000) divided(ctx, ram, sets[i]);
+        for (int size = 0; size <= EXPERTS; size += EXPERTS / 2 - !!size)
+            for (uint64_t ram = 0; ram <= 32 << 20; ram = ram * 16 + (2 << 20)) moving(ctx, ram, size, size % 3);
         free(image);
     }
     unlink(path);
