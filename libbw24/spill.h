@@ -64,6 +64,7 @@ void bw_spill_set_uses(bw_spill *s, int layer, const int *experts, int n, const 
  * pinned, or the budget would starve without it. held_uses counts them, in the order of the layers after begin. */
 bool bw_spill_in_ram(const bw_spill *s, int layer, int expert);
 uint64_t bw_spill_total_uses(const bw_spill *s, int layer, int expert); /* pairs since the model was made */
+bool bw_spill_pinned(const bw_spill *s, int layer, int expert); /* its memory is fit for the device's copies */
 bool bw_spill_hold(bw_spill *s, int layer, int expert);
 void bw_spill_release(bw_spill *s, int layer, int expert);
 void bw_spill_held_uses(bw_spill *s, int layer, const int *experts, int n, const int *uses);

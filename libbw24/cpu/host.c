@@ -147,8 +147,8 @@ void bw_host_begin(bw_host *h, const bw_list *l, int op) {
     begin_experts(&f, step, step, &h->set);
 }
 
-static bw_host_lifted matrices_of(const cpu_step *cs, int expert) {
-    bw_host_lifted out = {.expert = expert};
+static bw_host_lifted matrices_of(const bw_host *h, const cpu_step *cs, int expert) {
+    bw_host_lifted out = {.expert = expert, .pinned = bw_spill_pinned(h->model.spill, cs->spill, expert)};
     for (int m = 0; m < 3; m++) {
         const cpu_mat *mat = &cs->mats[3 * expert + m];
         out.data[m] = mat->data;
@@ -168,6 +168,8 @@ static void unpack_part(void *arg, int tid, int threads) {
         else mat->data = base;
     }
 }
+
+bool bw_host_lift_lets_go(const bw_host *h) { return h->lift_at > 0 && h->lift_at == h->lift_ready; }
 
 void bw_host_lift(bw_host *h, const bw_list *l, int op, bw_host_lifted *out) {
     int step, i = find(h, l, op, &step);
@@ -190,14 +192,14 @@ void bw_host_lift(bw_host *h, const bw_list *l, int op, bw_host_lifted *out) {
         h->lift_ready = to;
     }
     int e = experts[h->lift_at++];
-    *out = matrices_of(cs, e);
+    *out = matrices_of(h, cs, e);
     out->first = s->start[e];
     out->n = s->count[e];
 }
 
 void bw_host_held(const bw_host *h, const bw_list *l, int op, int expert, bw_host_lifted *out) {
     int step, i = find(h, l, op, &step);
-    *out = matrices_of(&((cpu_model *)h->model.lists[i]->priv)->steps[step], expert);
+    *out = matrices_of(h, &((cpu_model *)h->model.lists[i]->priv)->steps[step], expert);
 }
 
 static int read_error(const bw_host *h) {

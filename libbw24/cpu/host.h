@@ -37,8 +37,9 @@ void bw_host_start(bw_host *h, const bw_list *l, int op);
 int bw_host_work(bw_host *h, const bw_list *l, int op);
 
 /* Between plan and begin, as often as there are lifted experts: the next of them, in the order in which they are there, with its packed matrices and its
- * places. They stay until the next call. After the last, bw_host_lift_end. Experts whose types have no packed form are not to be lifted. */
-typedef struct bw_host_lifted { int expert, first, n; const uint8_t *data[3]; size_t bytes[3]; } bw_host_lifted;
+ * places. They stay until bw_host_lift_lets_go says otherwise. After the last, bw_host_lift_end. Experts whose types have no packed form are not to be lifted. */
+typedef struct bw_host_lifted { int expert, first, n; const uint8_t *data[3]; size_t bytes[3]; bool pinned; } bw_host_lifted;
+bool bw_host_lift_lets_go(const bw_host *h); /* the next call lets go of those before it, which else stay as well */
 void bw_host_lift(bw_host *h, const bw_list *l, int op, bw_host_lifted *out);
 int bw_host_lift_end(bw_host *h);
 /* the packed matrices of an expert that is held, without its places */

@@ -16,32 +16,29 @@ static const double BUS_BESIDE = 0.85, CPU_FIRST = 60e9;
 
 static double seconds_since(int64_t begun) { return (double)(bw_spill_clock() - begun) * 1e-9; }
 
-/* the first narrow step makes streams and measures the bus: two copies of a slice of pinned memory */
+/* the first narrow step measures the bus: two copies of a slice of pinned memory */
 static int make_bus(bw24_model *m) {
     CuBus *b = &model_of(m)->split->bus;
-    if (b->stream[0]) return 0;
+    if (b->bus_rate > 0) return 0;
     int rc = cu_lift_make(m);
-    for (int i = 0; i < 2 && !rc; i++) {
-        rc = cu_model_alloc(m, (void **)&b->rows[i], model_of(m)->split->lift.row_bytes, "experts");
-        cudaError_t e = rc ? cudaSuccess : cudaStreamCreateWithFlags(&b->stream[i], cudaStreamNonBlocking);
-        if (!e && !rc) e = cudaEventCreateWithFlags(&b->ready[i], cudaEventDisableTiming);
-        if (e) rc = cu_fail(m->ctx, e, "a stream for experts");
-    }
+    if (rc) return rc;
     CuCtx *c = ctx_of(m);
-    cudaError_t e = rc ? cudaSuccess : cudaStreamSynchronize(c->q.stream);
+    cudaStream_t copies = model_of(m)->split->lift.stream[0];
+    cudaError_t e = cudaStreamSynchronize(c->q.stream);
+    for (int i = 0; i < 2 && !e; i++)
+        if (!b->ready[i]) e = cudaEventCreateWithFlags(&b->ready[i], cudaEventDisableTiming);
     int64_t begun = bw_spill_clock();
-    for (int i = 0; i < 2 && !e && !rc; i++) e = cudaMemcpyAsync(c->raw[i], c->stage[i], STAGE_BYTES, cudaMemcpyHostToDevice, b->stream[0]);
-    if (!e && !rc) e = cudaStreamSynchronize(b->stream[0]);
+    for (int i = 0; i < 2 && !e; i++) e = cudaMemcpyAsync(c->raw[i], c->stage[i], STAGE_BYTES, cudaMemcpyHostToDevice, copies);
+    if (!e) e = cudaStreamSynchronize(copies);
+    if (e) return cu_fail(m->ctx, e, "a stream for experts");
     b->bus_rate = BUS_BESIDE * 2 * (double)STAGE_BYTES / std::max(1e-4, seconds_since(begun));
     b->cpu_rate = CPU_FIRST;
-    return e ? cu_fail(m->ctx, e, "a stream for experts") : rc;
+    return 0;
 }
 
 void cu_bus_free(CuBus *b) {
-    for (int i = 0; i < 2; i++) {
-        if (b->ready[i]) cudaEventDestroy(b->ready[i]);
-        if (b->stream[i]) cudaStreamDestroy(b->stream[i]);
-    }
+    for (cudaEvent_t e : b->ready)
+        if (e) cudaEventDestroy(e);
 }
 
 /* of `missing` experts, how many over the bus: the later of the two sides is to be earliest */
@@ -125,13 +122,13 @@ void cu_bus_bring(Pass &p, const CuStep &c, const CuExperts &x) {
     for (int i = 0; i < b->n && !q.error; i++) { /* all copies first: the bus is what they wait for */
         bw_host_lifted e;
         const int half = i & 1;
-        q.stream = b->stream[half];
+        q.stream = s->lift.stream[half];
         bw_host_held(s->host, p.l, c.first, b->expert[i].expert, &e);
         size_t at = 0;
         for (int k = 0; k < 3 && !q.error; at += e.bytes[k++]) q.error = cudaMemcpyAsync(ctx->raw[half] + at, e.data[k], e.bytes[k], cudaMemcpyHostToDevice, q.stream);
-        cu_lift_unpack(q, y, e, ctx->raw[half], b->rows[half], slot_of(s, p.m, x.layer, b->expert[i]), !b->expert[i].stays);
+        cu_lift_unpack(q, y, e, ctx->raw[half], s->lift.rows[half], slot_of(s, p.m, x.layer, b->expert[i]), !b->expert[i].stays);
     }
-    for (int half = 0; half < 2 && half < b->n && !q.error; half++) q.error = cudaEventRecord(b->ready[half], b->stream[half]);
+    for (int half = 0; half < 2 && half < b->n && !q.error; half++) q.error = cudaEventRecord(b->ready[half], s->lift.stream[half]);
     if (q.error && !p.q->error) p.q->error = q.error;
     if (b->n) tell_places(p, s, x);
 }
@@ -171,7 +168,7 @@ void cu_bus_time(CuSplit *s, double bytes, int64_t begun) {
 void cu_bus_end(bw24_model *m, bool failed) {
     CuSplit *s = model_of(m)->split;
     if (!s) return;
-    for (int i = 0; i < 2 && failed && s->bus.stream[i]; i++) cudaStreamSynchronize(s->bus.stream[i]);
+    for (int i = 0; i < 2 && failed && s->lift.stream[i]; i++) cudaStreamSynchronize(s->lift.stream[i]);
     for (int i = 0; i < s->bus.n; i++) bw_spill_release(m->spill, s->bus.layer, s->bus.expert[i].expert);
     s->bus.n = 0;
 }

@@ -89,8 +89,8 @@ struct CuSplitLayer {
 /* experts on their way through the card for one step's rows (lift.cu): slots for as many at once */
 enum { LIFT_SLOTS = 6 };
 struct CuLift {
-    cudaStream_t stream;
-    uint8_t *slots, *rows;     /* slot_bytes each; the file's rows of a matrix */
+    cudaStream_t stream[2];    /* one copies while the other unpacks */
+    uint8_t *slots, *rows[2];  /* slot_bytes each; the file's rows of a matrix, of each stream */
     size_t slot_bytes, row_bytes;
     cudaEvent_t ready[LIFT_SLOTS], freed[LIFT_SLOTS]; /* its bytes are there; its products are made */
     int turn;
@@ -99,9 +99,7 @@ struct CuLift {
 enum { BUS_MOST = 32 };
 struct CuBusExpert { int expert; bool stays; int slot; };
 struct CuBus {
-    cudaStream_t stream[2];
-    cudaEvent_t ready[2];
-    uint8_t *rows[2];          /* the file's rows of a matrix */
+    cudaEvent_t ready[2];      /* what its stream of CuLift brought is there */
     double cpu_rate, bus_rate; /* bytes a second */
     /* of the layer in hand */
     int layer, missing, n;     /* experts that the set lacked at first; held ones, ascending */

@@ -42,7 +42,7 @@ size_t cu_lift_packed(const CuSplitLayer &y) {
 int cu_lift_make(bw24_model *m) {
     CuSplit *all = model_of(m)->split;
     CuLift *s = &all->lift;
-    if (s->stream) return 0;
+    if (s->stream[1]) return 0;
     for (auto &y : all->layers) {
         size_t bytes = 0;
         for (int i = 0; i < 3 && y.packed; i++) {
@@ -54,9 +54,10 @@ int cu_lift_make(bw24_model *m) {
     }
     int rc = cu_make_stage(m);
     if (!rc) rc = cu_model_alloc(m, (void **)&s->slots, LIFT_SLOTS * s->slot_bytes, "experts");
-    if (!rc) rc = cu_model_alloc(m, (void **)&s->rows, s->row_bytes, "experts");
+    for (int i = 0; i < 2 && !rc; i++) rc = cu_model_alloc(m, (void **)&s->rows[i], s->row_bytes, "experts");
     if (rc) return rc;
-    cudaError_t e = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
+    cudaError_t e = cudaSuccess;
+    for (int i = 0; i < 2 && !e; i++) e = cudaStreamCreateWithFlags(&s->stream[i], cudaStreamNonBlocking);
     for (int i = 0; i < LIFT_SLOTS && !e; i++) {
         e = cudaEventCreateWithFlags(&s->ready[i], cudaEventDisableTiming);
         if (!e) e = cudaEventCreateWithFlags(&s->freed[i], cudaEventDisableTiming);
@@ -69,7 +70,8 @@ void cu_lift_free(CuLift *s) {
         if (s->ready[i]) cudaEventDestroy(s->ready[i]);
         if (s->freed[i]) cudaEventDestroy(s->freed[i]);
     }
-    if (s->stream) cudaStreamDestroy(s->stream);
+    for (cudaStream_t q : s->stream)
+        if (q) cudaStreamDestroy(q);
 }
 
 void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const bw_host_lifted &e, const uint8_t *tiles, uint8_t *rows, uint8_t *slot, bool clear) {
@@ -86,18 +88,28 @@ void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const bw_host_lifted &e, co
     }
 }
 
-/* one expert to the next slot */
+/* copies from RAM are done: experts may leave it */
+static cudaError_t copied(const CuCtx *c) {
+    cudaError_t e = cudaEventSynchronize(c->staged[0]);
+    return e ? e : cudaEventSynchronize(c->staged[1]);
+}
+
+/* one expert to the next slot; from pinned memory as it lies there */
 static void bring(Pass &p, CuLift *s, Queue *q, const CuSplitLayer &y, const bw_host_lifted &e) {
     CuCtx *c = ctx_of(p.m);
     const int half = c->turn;
     c->turn ^= 1;
-    q->error = cudaEventSynchronize(c->staged[half]);
-    size_t bytes = 0;
-    for (int i = 0; i < 3; bytes += e.bytes[i++]) bw_host_copy(model_of(p.m)->split->host, c->stage[half] + bytes, e.data[i], e.bytes[i]);
-    if (!q->error) q->error = cudaMemcpyAsync(c->raw[half], c->stage[half], bytes, cudaMemcpyHostToDevice, q->stream);
+    q->stream = s->stream[half];
+    q->error = e.pinned ? cudaSuccess : cudaEventSynchronize(c->staged[half]);
+    size_t at = 0;
+    for (int i = 0; i < 3; at += e.bytes[i++]) {
+        if (!e.pinned) bw_host_copy(model_of(p.m)->split->host, c->stage[half] + at, e.data[i], e.bytes[i]);
+        const uint8_t *from = e.pinned ? e.data[i] : c->stage[half] + at;
+        if (!q->error) q->error = cudaMemcpyAsync(c->raw[half] + at, from, e.bytes[i], cudaMemcpyHostToDevice, q->stream);
+    }
     if (!q->error) q->error = cudaEventRecord(c->staged[half], q->stream);
     if (!q->error) q->error = cudaStreamWaitEvent(q->stream, s->freed[s->turn], 0);
-    cu_lift_unpack(*q, y, e, c->raw[half], s->rows, s->slots + (size_t)s->turn * s->slot_bytes, true);
+    cu_lift_unpack(*q, y, e, c->raw[half], s->rows[half], s->slots + (size_t)s->turn * s->slot_bytes, true);
     if (!q->error) q->error = cudaEventRecord(s->ready[s->turn], q->stream);
     if (!q->error) q->error = cudaStreamWaitEvent(p.q->stream, s->ready[s->turn], 0);
     if (q->error && !p.q->error) p.q->error = q->error;
@@ -114,10 +126,10 @@ void run_lifted(Pass &p, const CuStep &c, const bw_host_step &h, const int *orde
         return;
     }
     Queue q = *p.q;
-    q.stream = s->stream;
     q.pdl = false;
     for (int k = 0; k < h.lifted && !p.q->error; k++) {
         bw_host_lifted e;
+        if (bw_host_lift_lets_go(all->host)) p.q->error = copied(ctx_of(p.m));
         bw_host_lift(all->host, p.l, c.first, &e);
         bring(p, s, &q, y, e);
         uint8_t *slot = s->slots + (size_t)s->turn * s->slot_bytes;
@@ -130,6 +142,8 @@ void run_lifted(Pass &p, const CuStep &c, const bw_host_step &h, const int *orde
         if (!p.q->error) p.q->error = cudaEventRecord(s->freed[s->turn], p.q->stream);
         s->turn = (s->turn + 1) % LIFT_SLOTS;
     }
+    cudaError_t done = copied(ctx_of(p.m));
+    if (done && !p.q->error) p.q->error = done;
     p.rc = bw_host_lift_end(all->host);
 }
 
