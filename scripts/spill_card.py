@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -63,15 +62,20 @@ def greedy(engine: Any, args: argparse.Namespace) -> dict[str, Any]:
                 digest.update(seq.decode(t).tobytes())
             for n in (2, 7, 20):
                 digest.update(engine.step([(seq, t, True) for t in ids[:n]]).tobytes())
-    moved = {k: after.get(k, 0) - before.get(k, 0) for k in COUNTED} if spill else {}
-    return {"prefill": round(args.prompt / (prompted - begun), 1), "decode": round(args.tokens / seconds, 2), "ms": round(1e3 * seconds / args.tokens, 3),
-            "median_ms": round(1e3 * float(np.median(times[args.warm:])), 3), "digest": digest.hexdigest()[:16],
-            "ids": hashlib.sha256(bytes(str(out), "ascii")).hexdigest()[:16],
-            **({"v": round(moved["vram_visits"] / moved["visits"], 4),
-                "r": round(moved["visit_hits"] / max(1, moved["visits"] - moved["vram_visits"]), 4),
-                "mb": round(moved["bytes_read"] / 1e6 / args.tokens, 2), "disk": round(moved["wait_ns"] / 1e6 / args.tokens, 3),
-                "cpu": round(moved["compute_ns"] / 1e6 / args.tokens, 3), "card": round(moved["card_ns"] / 1e6 / args.tokens, 3),
-                "bus": round(moved["lifted"] / moved["visits"], 4), "swaps": round(moved["swaps"] / args.tokens, 2)} if spill else {})}
+    out_ids = hashlib.sha256(bytes(str(out), "ascii")).hexdigest()[:16]
+    ms = 1e3 * seconds / args.tokens
+    found = {"prefill": round(args.prompt / (prompted - begun), 1), "decode": round(1e3 / ms, 2), "ms": round(ms, 3),
+             "median_ms": round(1e3 * float(np.median(times[args.warm:])), 3), "digest": digest.hexdigest()[:16], "ids": out_ids}
+    return found | (where(before, after, args.tokens) if spill else {})
+
+
+def where(before: dict[str, int], after: dict[str, int], tokens: int) -> dict[str, float]:
+    """A token's visits by place and its milliseconds by cause: v on the card, bus of all, r in RAM of those not on the card."""
+    c = {k: after.get(k, 0) - before.get(k, 0) for k in COUNTED}
+    out = {"v": c["vram_visits"] / c["visits"], "bus": c["lifted"] / c["visits"], "r": c["visit_hits"] / max(1, c["visits"] - c["vram_visits"]),
+           "mb": c["bytes_read"] / 1e6 / tokens, "swaps": c["swaps"] / tokens}
+    out |= {name: c[key] / 1e6 / tokens for name, key in (("disk", "wait_ns"), ("cpu", "compute_ns"), ("card", "card_ns"))}
+    return {k: round(v, 4) for k, v in out.items()}
 
 
 def ours(args: argparse.Namespace, vram: int | None, ram: int | None) -> dict[str, Any]:
@@ -84,23 +88,27 @@ def ours(args: argparse.Namespace, vram: int | None, ram: int | None) -> dict[st
     tiers = Tiers(ram=ram, vram=vram, profile=str(args.profile) if args.profile and vram else None, policy=args.policy if vram else None)
     free = device.query().free
     started = time.perf_counter()
-    with open_model(args.file) as model, Engine(model, device="cuda", ctx=args.prompt + args.tokens + args.warm + 140, max_rows=args.rows, tiers=tiers) as engine:
+    ctx = args.prompt + args.tokens + args.warm + 140
+    with open_model(args.file) as model, Engine(model, device="cuda", ctx=ctx, max_rows=args.rows, tiers=tiers) as engine:
         load = time.perf_counter() - started
         run = greedy(engine, args)
         used = free - device.query().free
         p = engine.placement
         c = engine.spill.stats() if engine.spill else {}
-        out = {"vram": vram, "load_s": round(load, 2), **run, "device_mib": used >> 20, "vram_limit_mib": (vram or 0) >> 20}
+        out = {"vram": vram, "ram": ram, "load_s": round(load, 2), **run, "device_mib": used >> 20}
         if c:
-            out |= {"set_mib": p.vram >> 20, "set_experts": c["vram_experts"], "peak_mb": c["peak"] >> 20, "budget_mb": c["budget"] >> 20, "direct": c["direct"]}
+            out |= {"set_mib": p.vram >> 20, "set_experts": c["vram_experts"], "direct": c["direct"]}
+            out |= {"peak_mb": c["peak"] >> 20, "budget_mb": max(c["budget"], c["floor"]) >> 20}
+            if c["peak"] > 1.05 * max(c["budget"], c["floor"]):
+                raise SystemExit(f"spill_card: {c['peak']} bytes of experts in RAM, the budget is {c['budget']}")
         out["memory"] = {k: int(v) >> 20 for k, v in engine.memory().items()}
     return out
 
 
 def peer(args: argparse.Namespace) -> dict[str, Any]:
     """llama-bench on the same file."""
-    words = [str(Path(args.peer_bin) / "llama-bench"), "-m", str(args.file), "-ngl", "99", "-p", str(args.prompt), "-n", "32", "-r", "1", "-o", "json",
-             *args.peer_flags.split()]
+    words = [str(Path(args.peer_bin) / "llama-bench"), "-m", str(args.file), "-ngl", "99", "-p", str(args.prompt), "-n", "32", "-r", "1",
+             "-o", "json", *args.peer_flags.split()]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     return {"flags": args.peer_flags, **{"prefill" if r["n_prompt"] else "decode": round(r["avg_ts"], 2) for r in json.loads(done.stdout)}}
 

@@ -279,9 +279,21 @@ def test_the_card_s_part_of_a_token():
         rates = tier_plan.Rates(cpu=96 * (1 - v) * 0.907e6 / cpu_ms * 1e3, vram=4.2e12, gpu_ms=13 * tier_plan.LAYER_US / 1e3)
         c = tier_plan.cost(shape, tier_plan.Hits(v, 1.0, 1 - v), rates)
         assert c.serial == pytest.approx(measured, rel=0.2) and 0 < c.card < c.cpu
-    h = tier_plan.hits(shape, tier_plan.WORK_VRAM + shape.rest + shape.bank / 4, shape.bank / 2, by_layers=True)
-    assert (h.vram, h.divided) == (pytest.approx(0.25), pytest.approx(0.75)) and h.ram > 2 / 3 - 0.01
-    assert tier_plan.hits(shape, 1e12, 0, by_layers=True) == tier_plan.Hits(1.0, 1.0)
+    h = tier_plan.hits(shape, tier_plan.WORK_VRAM + shape.rest + shape.bank / 4, shape.bank / 2)
+    assert (h.vram, h.divided) == (pytest.approx(tier_plan.popularity(tier_plan.CURVE, 0.25)), 1.0) and h.ram > 2 / 3 - 0.01
+    assert tier_plan.hits(shape, 1e12, 0) == tier_plan.Hits(1.0, 1.0)
+
+
+def test_the_bus_takes_what_ends_with_the_processor():
+    shape, h = tier_plan.Shape(48, 10.6e6, 12.2e9, 1e9, 6), tier_plan.Hits(0.25, 1.0, 1.0)
+    alone = tier_plan.Rates(cpu=90e9, vram=4.2e12, gpu_ms=0.5)
+    both = tier_plan.replace(alone, pcie=55e9)
+    taken = tier_plan.over_bus(shape, h, both)
+    missing = 48 * 0.75 * 10.6e6
+    assert tier_plan.over_bus(shape, h, alone) == 0 and 0.2 * missing < taken < 0.4 * missing
+    assert (missing - taken) / 90e9 == pytest.approx(6 * tier_plan.BUS_US / 1e6 + taken / (tier_plan.BUS_BESIDE * 55e9))
+    assert tier_plan.cost(shape, h, both).serial < 0.8 * tier_plan.cost(shape, h, alone).serial
+    assert tier_plan.over_bus(shape, tier_plan.Hits(0.25, 0.1, 1.0), both) <= 0.1 * missing, "what is not in RAM does not come over the bus"
 
 
 def test_a_plan_for_a_card(moe, capsys):

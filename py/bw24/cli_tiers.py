@@ -105,22 +105,26 @@ def measured(model: Model, args: argparse.Namespace, shape: Shape, given: dict[s
         if not direct:
             say("O_DIRECT was refused: the disk's rate may be the page cache's")
     if args.vram and "vram" not in rates:
-        rates["vram"] = card_rate()
+        rates["vram"], rates["pcie"] = card_rates(rates.get("pcie"))
     if "gpu_ms" not in rates:  # the other weights are read once a token
         card = shape.layers * tier_plan.LAYER_US / 1e3 if "vram" in rates else 0.0
         rates["gpu_ms"] = card + shape.rest / rates.get("vram", rates["cpu"]) * 1e3
     return tier_plan.Rates(**rates)
 
 
-def card_rate() -> float:
-    """Bytes a second that this machine's card reads from its memory. Raises Bw24Error where there is none that can be used."""
+def card_rates(pcie: float | None) -> tuple[float, float]:
+    """Bytes a second that this machine's card reads from its memory, and takes from the host's unless given. Raises Bw24Error where there is none
+    that can be used."""
     from . import device
-    from .check import probe
+    from .check import open_context
+    from .probe import rates
 
     choice = device.choose()
     if not choice.cuda:
         raise Bw24Error("--vram: there is no card here to measure; give --rate vram=GB/s")
-    return probe(backend=choice.backend)[0] * 1e9
+    with open_context(choice.backend, None, None) as ctx:
+        found = rates(ctx)
+    return found["read_gbps"] * 1e9, pcie or found["to_device_gbps"] * 1e9
 
 
 def run_plan(args: argparse.Namespace) -> int:
@@ -145,10 +149,9 @@ def run_plan(args: argparse.Namespace) -> int:
             if args.profile:
                 curve = tier_plan.curve_of(read_profile(Path(args.profile), model_hash(model), experts))
     fixed = tier_plan.Hits(*args.hits) if args.hits else None
-    by_layers = args.visits is None and not args.profile
-    h = fixed or tier_plan.hits(shape, args.vram or 0, ram, curve, by_layers)
+    h = fixed or tier_plan.hits(shape, args.vram or 0, ram, curve)
     c = tier_plan.cost(shape, h, rates)
-    ways = tier_plan.reach(shape, args.vram or 0, ram, rates, args.target, curve, fixed, by_layers) if c.rate < args.target else []
+    ways = tier_plan.reach(shape, args.vram or 0, ram, rates, args.target, curve, fixed) if c.rate < args.target else []
     report_plan(args, name, shape, h, c, rates, ram, ways)
     return EXIT_OK
 

@@ -27,6 +27,7 @@ PROBE_SECONDS = 0.6  # of each part of the probe
 # microseconds of a card beside the bytes it reads: a layer of a mixture; more where its experts are divided, for the way of rows and results between
 # card and processor (H200, 13 layers of 1024 columns, sets of 25, 50 and 75 % of the card's memory)
 LAYER_US, SPLIT_US = 45.0, 58.0
+BUS_US, BUS_BESIDE = 60.0, 0.85  # microseconds of a layer that takes experts over the bus; share of its rate beside a processor that reads memory
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,11 @@ def curve_of(uses: Sequence[np.ndarray]) -> tuple[tuple[float, float], ...]:
     return tuple((float(i / len(counts)), float(sums[i])) for i in at)
 
 
-def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, float]] = CURVE, by_layers: bool = False) -> Hits:
+def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, float]] = CURVE) -> Hits:
     """Hit shares of tiers filled with the most used experts: video memory first (less the other weights and WORK_VRAM), then RAM, each expert in
-    one of them. Above two tokens' worth of experts an LRU comes within a few points of it. by_layers: video memory has whole layers, as without
-    a profile, so their share of the visits is their share of the layers."""
+    one of them. Above two tokens' worth of experts an LRU comes within a few points of it, and so does a card's set that moves with the text."""
     in_vram = min(1.0, max(0.0, vram - shape.rest - WORK_VRAM) / shape.bank) if vram else 0.0
     in_ram = min(1.0 - in_vram, max(0.0, ram) / shape.bank)
-    if by_layers and in_vram < 1:
-        return Hits(in_vram, popularity(curve, in_ram / (1 - in_vram)), 1 - in_vram)
     a, b = popularity(curve, in_vram), popularity(curve, in_vram + in_ram)
     return Hits(a, (b - a) / (1 - a) if a < 1 else 1.0, 1.0 if vram and in_vram < 1 else 0.0)
 
@@ -117,20 +115,30 @@ def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, flo
 def cost(shape: Shape, h: Hits, rates: Rates) -> Cost:
     """Milliseconds of one token: experts outside video memory go through the processor, those outside RAM come from disk before."""
     missing = shape.visits * (1 - h.vram) * shape.expert
-    read = missing * (1 - h.ram)
+    read, bus = missing * (1 - h.ram), over_bus(shape, h, rates)
     for name, needed in (("cpu", missing), ("disk", read)):
         if needed > 0 and not getattr(rates, name) > 0:
             raise Bw24Error(f"the rate {name} is needed: --rate {name}=GB/s, or let the probe measure it")
     card = shape.visits * h.vram * shape.expert / rates.vram * 1e3 if rates.vram else 0.0
     split = h.divided * shape.layers * SPLIT_US / 1e3 if rates.vram else 0.0
-    return Cost(rates.gpu_ms + split, missing / rates.cpu * 1e3 if missing else 0.0, read / rates.disk * 1e3 if read > 0 else 0.0, card)
+    return Cost(rates.gpu_ms + split, (missing - bus) / rates.cpu * 1e3 if missing else 0.0, read / rates.disk * 1e3 if read > 0 else 0.0, card)
+
+
+def over_bus(shape: Shape, h: Hits, rates: Rates) -> float:
+    """Bytes a token that a card takes from RAM while the processor computes others: both sides of a layer end at once (cu/bus.cu)."""
+    layers = h.divided * shape.layers
+    if not (rates.vram and rates.pcie and rates.cpu and layers):
+        return 0.0
+    layer, bus = shape.visits * (1 - h.vram) * shape.expert / layers, BUS_BESIDE * rates.pcie
+    taken = (layer / rates.cpu - BUS_US / 1e6) / (1 / rates.cpu + 1 / bus)
+    return layers * min(max(0.0, taken), layer * h.ram)
 
 
 def reach(shape: Shape, vram: float, ram: float, rates: Rates, target: float, curve: Sequence[tuple[float, float]] = CURVE,
-          fixed: Hits | None = None, by_layers: bool = False) -> list[str]:
+          fixed: Hits | None = None) -> list[str]:
     """What, changed alone, would give `target` tokens a second: one line for each of RAM, video memory, disk, processor and both rates."""
     def speed(v: float, r: float, k: Rates) -> float:
-        return cost(shape, fixed or hits(shape, v, r, curve, by_layers), k).rate
+        return cost(shape, fixed or hits(shape, v, r, curve), k).rate
 
     lines, most = [], shape.bank + shape.rest + WORK_VRAM
     ways = {
@@ -141,7 +149,7 @@ def reach(shape: Shape, vram: float, ram: float, rates: Rates, target: float, cu
         "disk and processor": (lambda x: speed(vram, ram, replace(rates, disk=rates.disk * 16**x, cpu=rates.cpu * 16**x)),
                                      lambda x: f"both {16**x:.1f} times as fast"),
         "bytes an expert": (lambda x: cost(replace(shape, expert=shape.expert * (1 - 0.9 * x)),
-                                           fixed or hits(shape, vram, ram, curve, by_layers), rates).rate,
+                                           fixed or hits(shape, vram, ram, curve), rates).rate,
                             lambda x: f"{shape.expert * (1 - 0.9 * x) / 1e6:.2f} MB"),
     }
     for name, (rate, say) in ways.items():

@@ -196,8 +196,8 @@ class Spill:
         return out
 
     def warm_up(self) -> None:
-        """Before the first token: the card's set, alike many experts of each layer where there is no profile, and in RAM the profile's most used of the others, or all
-        where all fit. Raises Bw24Error."""
+        """Before the first token: the card's set, alike many experts of each layer where there is no profile, and in RAM the profile's most used of
+        the others, or all where all fit. Raises Bw24Error."""
         layers, profile = self.layers(), self.placement.tiers.profile
         every = np.array([(i, e) for i, (_, n) in enumerate(layers) for e in range(n)], np.int32).reshape(-1, 2)
         uses = read_profile(Path(profile), model_hash(self._model), layers) if profile else None
