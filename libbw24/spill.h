@@ -43,8 +43,8 @@ void bw_spill_end(bw_spill *s);
 void bw_spill_time(bw_spill *s, int64_t wait_ns, int64_t compute_ns);
 void bw_spill_card_time(bw_spill *s, int64_t ns); /* a step's nanoseconds in which the card alone was waited for */
 
-/* A second set of experts, in memory of the backend's own (a card's), beside the budget: chosen once by bw24_spill_card, never given up, never asked of
- * begin. bytes: of one matrix there; put: writes a matrix from its rows as the file has them to `offset` of that memory, a multiple of
+/* A second set of experts, in memory of the backend's own (a card's), beside the budget: filled by bw24_spill_card, changed by bw_spill_swap alone, never
+ * asked of begin. bytes: of one matrix there; put: writes a matrix from its rows as the file has them to `offset` of that memory, a multiple of
  * 256, and is done with the rows when it returns; settle: everything that was put is there. pin, unpin: what makes memory of the budget fit
  * for the device's own copies and ends that, NULL where nothing is needed; pin may refuse. */
 typedef struct bw_spill_set {

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "py"))
 sys.path.insert(0, str(ROOT / "scripts"))
 
 PROMPT = 64
+START_S = 5.0  # seconds that starting may take beside the disk
 EPILOG = """\
 examples:
   spill_demo.py                                        512 MB for experts of 2 GB
@@ -39,6 +40,7 @@ def worker(request: dict[str, Any]) -> dict[str, Any]:
 
     from bw24.engine import Engine
     from bw24.source import open_model
+    from bw24.tier_plan import disk_rate
     from bw24.tiers import Tiers
 
     tiers = Tiers(ram=request["ram"], policy=request["policy"]) if request["ram"] is not None else None
@@ -47,6 +49,7 @@ def worker(request: dict[str, Any]) -> dict[str, Any]:
         settings = {"device": "cpu", "ctx": PROMPT + request["tokens"] + 8, "threads": request["threads"]}
         with Engine(model, tiers=tiers, **settings) as engine, engine.sequence() as seq:
             loaded = time.perf_counter()
+            before_load = engine.spill.stats()["bytes_read"] if engine.spill else 0
             ids = [(i * 7919 + 13) % 4096 for i in range(PROMPT)]
             row = seq.prefill(ids)
             prompted = time.perf_counter()
@@ -60,6 +63,10 @@ def worker(request: dict[str, Any]) -> dict[str, Any]:
             done = time.perf_counter()
             counts = engine.spill.stats() if engine.spill else {}
             status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    if before:
+        rate, _ = disk_rate([Path(request["file"])], 8, 0.2)
+        if loaded - started > START_S + before_load / rate:
+            raise SystemExit(f"spill_demo: {loaded - started:.1f} s to start, of which {before_load / rate:.1f} s would be the disk's")
     out = {"ids": tokens, "digest": digest.hexdigest(), "load_s": loaded - started, "prompt_tok_s": PROMPT / (prompted - loaded),
            "tok_s": request["tokens"] / (done - prompted), "anonymous_mb": int(status["RssAnon"].split()[0]) / 1e3}
     if counts:

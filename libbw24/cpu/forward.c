@@ -92,9 +92,11 @@ static bool take_share(cpu_phase *p, int owner) {
 /* A thread takes its own range first, so that it can know beforehand what it will read (ahead.c); then small ranges; then the ranges of threads
  * that have not come. */
 void run_phase(const fwd *f, cpu_phase *p, int64_t n, range_fn fn, void *arg, int tid) {
-    int threads = cpu_pool_size(f->pool), owners = threads < CPU_OWNERS ? threads : CPU_OWNERS;
+    const int first = f->late;
+    int threads = cpu_pool_size(f->pool) - first, owners = threads < CPU_OWNERS ? threads : CPU_OWNERS;
     int64_t share = cpu_share(n, threads), rest = n - share * owners, tail = rest < threads ? rest : threads, c;
-    if (share && tid < owners && take_share(p, tid)) do_range(f, p, fn, arg, tid, tid * share, (tid + 1) * share);
+    const int mine = tid - first;
+    if (share && mine >= 0 && mine < owners && take_share(p, mine)) do_range(f, p, fn, arg, tid, mine * share, (mine + 1) * share);
     while ((c = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < tail)
         do_range(f, p, fn, arg, tid, share * owners + rest * c / tail, share * owners + rest * (c + 1) / tail);
     for (int t = 0; share && t < owners; t++)
@@ -459,7 +461,7 @@ static int verdict(const fwd *f) {
 
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {
     cpu_ctx *c = m->ctx->priv;
-    fwd f = {m, l, b, logits, l->priv, c->isa, c->pool};
+    fwd f = {m, l, b, logits, l->priv, c->isa, c->pool, false};
     for (int i = 0; i < f.s->n_phases; i++) cpu_phase_reset(&f.s->phases[i]);
     atomic_store(&f.s->fault, 0);
     atomic_store(&f.s->memory_fault, 0);

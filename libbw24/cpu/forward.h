@@ -13,6 +13,7 @@ typedef struct fwd {
     cpu_model *s;
     enum cpu_isa isa;
     cpu_pool *pool;
+    bool late; /* thread 0 comes when it can: no range is its own */
 } fwd;
 
 static inline float *row_of(const fwd *f, int buf, int64_t i) {

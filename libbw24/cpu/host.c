@@ -118,7 +118,7 @@ size_t bw_host_results(const bw_host *h, const bw_list *l, void **at) {
 
 static fwd pass_over(bw_host *h, bw_list *l) {
     cpu_ctx *c = h->ctx.priv;
-    return (fwd){&h->model, l, NULL, NULL, l->priv, c->isa, c->pool};
+    return (fwd){&h->model, l, NULL, NULL, l->priv, c->isa, c->pool, false};
 }
 
 int bw_host_plan(bw_host *h, const bw_list *l, int op, const float *x, const float *route, int n, int lift, const uint8_t *lifts, bw_host_step *out) {
@@ -230,7 +230,7 @@ static void work_part(void *arg, int tid, int n) {
     own_experts(&j->f, j->phases, j->step, j->step, j->set, tid);
 }
 
-void bw_host_start(bw_host *h, const bw_list *l, int op) {
+static void begin_work(bw_host *h, const bw_list *l, int op, bool late) {
     int step, i = find(h, l, op, &step);
     bw_list *own = h->model.lists[i];
     cpu_model *s = own->priv;
@@ -239,11 +239,14 @@ void bw_host_start(bw_host *h, const bw_list *l, int op) {
     int used = 4 + CPU_WAVE_PHASES * cs->n_waves;
     for (int k = 0; k < used; k++) cpu_phase_reset(&h->job.phases[k]);
     h->started = true;
+    h->job.f.late = late && cpu_pool_size(h->job.f.pool) > 1;
     if (cs->n_own) cpu_pool_start(h->job.f.pool, work_part, &h->job);
 }
 
+void bw_host_start(bw_host *h, const bw_list *l, int op) { begin_work(h, l, op, true); }
+
 int bw_host_work(bw_host *h, const bw_list *l, int op) {
-    if (!h->started) bw_host_start(h, l, op);
+    if (!h->started) begin_work(h, l, op, false);
     cpu_model *s = h->job.f.s;
     h->started = false;
     if (s->steps[h->job.step].n_own) cpu_pool_join(h->job.f.pool);

@@ -126,7 +126,7 @@ void cu_bus_bring(Pass &p, const CuStep &c, const CuExperts &x) {
         bw_host_held(s->host, p.l, c.first, b->expert[i].expert, &e);
         size_t at = 0;
         for (int k = 0; k < 3 && !q.error; at += e.bytes[k++]) q.error = cudaMemcpyAsync(ctx->raw[half] + at, e.data[k], e.bytes[k], cudaMemcpyHostToDevice, q.stream);
-        cu_lift_unpack(q, y, e, ctx->raw[half], s->lift.rows[half], slot_of(s, p.m, x.layer, b->expert[i]), !b->expert[i].stays);
+        cu_lift_unpack(q, y, e, ctx->raw[half], slot_of(s, p.m, x.layer, b->expert[i]));
     }
     for (int half = 0; half < 2 && half < b->n && !q.error; half++) q.error = cudaEventRecord(b->ready[half], s->lift.stream[half]);
     if (q.error && !p.q->error) p.q->error = q.error;

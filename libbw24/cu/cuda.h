@@ -90,8 +90,8 @@ struct CuSplitLayer {
 enum { LIFT_SLOTS = 6 };
 struct CuLift {
     cudaStream_t stream[2];    /* one copies while the other unpacks */
-    uint8_t *slots, *rows[2];  /* slot_bytes each; the file's rows of a matrix, of each stream */
-    size_t slot_bytes, row_bytes;
+    uint8_t *slots;
+    size_t slot_bytes;
     cudaEvent_t ready[LIFT_SLOTS], freed[LIFT_SLOTS]; /* its bytes are there; its products are made */
     int turn;
 };
@@ -235,8 +235,8 @@ void cu_split_free(CuModel *s);
 void cu_bus_free(CuBus *b);
 void cu_bus_time(CuSplit *s, double bytes, int64_t begun); /* the processor's part of the layer in hand took until now */
 void cu_bus_end(bw24_model *m, bool failed);               /* the device is done with what it took */
-/* lift.cu. unpack: packed tiles to units; clear: the slot held something of another shape */
-void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const struct bw_host_lifted &e, const uint8_t *tiles, uint8_t *rows, uint8_t *slot, bool clear);
+/* lift.cu. unpack: packed tiles to units */
+void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const struct bw_host_lifted &e, const uint8_t *tiles, uint8_t *slot);
 size_t cu_lift_packed(const CuSplitLayer &y);
 int cu_lift_make(bw24_model *m);
 void cu_lift_free(CuLift *s);

@@ -55,6 +55,7 @@ struct LinearKernels {
     void (*gemm)(Queue &q, const LinearArgs &a);       /* any rows; acts padded to 128 rows */
     void (*embed)(Queue &q, const EmbedArgs &a, const StepRows &s);
     void (*pack)(Queue &q, const PackArgs &a);         /* NULL: the host makes the units */
+    void (*lift)(Queue &q, const LiftArgs &a);         /* where there is pack: from backend cpu's packed form */
 };
 /* ATTEND by pair of formats; false: not this head size. split: pieces go to a.o and a.nl, attend_merge folds them */
 bool attend_q8_0_q5_1(Queue &q, const AttendArgs &a, const StepRows &s, bool split);

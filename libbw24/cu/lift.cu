@@ -45,16 +45,11 @@ int cu_lift_make(bw24_model *m) {
     if (s->stream[1]) return 0;
     for (auto &y : all->layers) {
         size_t bytes = 0;
-        for (int i = 0; i < 3 && y.packed; i++) {
-            size_t rows = (size_t)y.m[i].rows * (size_t)bw_row_bytes(type_of(y, i), y.m[i].cols);
-            if (rows > s->row_bytes) s->row_bytes = rows;
-            bytes += (y.m[i].bytes + 255) & ~(size_t)255;
-        }
+        for (int i = 0; i < 3 && y.packed; i++) bytes += (y.m[i].bytes + 255) & ~(size_t)255;
         if (bytes > s->slot_bytes) s->slot_bytes = bytes;
     }
     int rc = cu_make_stage(m);
     if (!rc) rc = cu_model_alloc(m, (void **)&s->slots, LIFT_SLOTS * s->slot_bytes, "experts");
-    for (int i = 0; i < 2 && !rc; i++) rc = cu_model_alloc(m, (void **)&s->rows[i], s->row_bytes, "experts");
     if (rc) return rc;
     cudaError_t e = cudaSuccess;
     for (int i = 0; i < 2 && !e; i++) e = cudaStreamCreateWithFlags(&s->stream[i], cudaStreamNonBlocking);
@@ -74,15 +69,10 @@ void cu_lift_free(CuLift *s) {
         if (q) cudaStreamDestroy(q);
 }
 
-void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const bw_host_lifted &e, const uint8_t *tiles, uint8_t *rows, uint8_t *slot, bool clear) {
+void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const bw_host_lifted &e, const uint8_t *tiles, uint8_t *slot) {
     for (int i = 0; i < 3; i++) {
         const CuMatrix &x = y.m[i];
-        const bw_type_info *t = type_of(y, i);
-        const size_t row = (size_t)bw_row_bytes(t, x.cols);
-        UntileArgs a = {untile_of(x, t), tiles, rows, x.rows, x.cols / 32, (size_t)(e.bytes[i] / (size_t)cpu_tiles(x.rows)), row};
-        if (clear && !q.error) q.error = cudaMemsetAsync(slot, 0, x.bytes, q.stream);
-        launch(q, k_untile, dim3((unsigned)((x.rows + UNTILE_ROWS - 1) / UNTILE_ROWS)), 256, 0, a);
-        x.k->pack(q, {rows, slot, x.rows, x.cols, x.segs, row});
+        x.k->lift(q, {untile_of(x, type_of(y, i)), tiles, slot, x.rows, x.cols, x.segs, (size_t)(e.bytes[i] / (size_t)cpu_tiles(x.rows))});
         tiles += e.bytes[i];
         slot += (x.bytes + 255) & ~(size_t)255;
     }
@@ -109,7 +99,7 @@ static void bring(Pass &p, CuLift *s, Queue *q, const CuSplitLayer &y, const bw_
     }
     if (!q->error) q->error = cudaEventRecord(c->staged[half], q->stream);
     if (!q->error) q->error = cudaStreamWaitEvent(q->stream, s->freed[s->turn], 0);
-    cu_lift_unpack(*q, y, e, c->raw[half], s->rows[half], s->slots + (size_t)s->turn * s->slot_bytes, true);
+    cu_lift_unpack(*q, y, e, c->raw[half], s->slots + (size_t)s->turn * s->slot_bytes);
     if (!q->error) q->error = cudaEventRecord(s->ready[s->turn], q->stream);
     if (!q->error) q->error = cudaStreamWaitEvent(p.q->stream, s->ready[s->turn], 0);
     if (q->error && !p.q->error) p.q->error = q->error;

@@ -67,9 +67,12 @@ template <class U> void linear_embed(Queue &q, const EmbedArgs &a, const StepRow
 template <class U> void linear_pack(Queue &q, const PackArgs &a) {
     launch(q, k_pack<U>, dim3((unsigned)((a.rows + 15) / 16 * a.segs)), 128, 0, a);
 }
+template <class U> void linear_lift(Queue &q, const LiftArgs &a) {
+    launch(q, k_lift<U>, dim3((unsigned)((a.rows + 31) / 32 * 2 * a.segs)), 128, 0, a);
+}
 
-#define BW_LINEAR_KERNELS(name, U, many, pack) \
-    const LinearKernels name = {#U, U::UNIT, gemm_fits<U>, takes_norm<U>, linear_small<U, many>, linear_gemm<U>, linear_embed<U>, pack};
+#define BW_LINEAR_KERNELS(name, U, many, pack, lift) \
+    const LinearKernels name = {#U, U::UNIT, gemm_fits<U>, takes_norm<U>, linear_small<U, many>, linear_gemm<U>, linear_embed<U>, pack, lift};
 
 } // namespace bw
 #endif

@@ -1,10 +1,9 @@
-/* What experts divided between the card and the processor need beside EXPERTS' own kernels: the sum over slots of both sides, and the way from the
- * processor's packed tiles to the file's rows. Owns the mapping of work to threads. */
+/* What experts divided between the card and the processor need beside EXPERTS' own kernels: the sum over slots of both sides. Owns the mapping of work to
+ * threads. */
 #ifndef BW24_CU_OP_SPLIT_CUH
 #define BW24_CU_OP_SPLIT_CUH
 
 #include "device.cuh"
-#include "untile.h"
 
 namespace bw {
 
@@ -25,17 +24,6 @@ static __global__ void __launch_bounds__(256) k_split_join(const float *host, in
         v = fmaf(__ldcg(route + (size_t)row * 2 * top + s), __ldcg(x + c), v);
     }
     y[(size_t)row * n + c] = v;
-}
-
-/* tiles of tile_bytes -> rows of row_bytes. A block is a tile, a thread a block of the file, rows first, so that a warp reads whole lines */
-struct UntileArgs { bw_untile u; const uint8_t *tiles; uint8_t *rows; int n_rows, groups; size_t tile_bytes, row_bytes; };
-
-static __global__ void __launch_bounds__(256) k_untile(UntileArgs a) {
-    const uint8_t *tile = a.tiles + (size_t)blockIdx.x * a.tile_bytes;
-    for (int i = threadIdx.x; i < a.groups / a.u.block * UNTILE_ROWS; i += 256) {
-        const int r = i % UNTILE_ROWS, b = i / UNTILE_ROWS, row = blockIdx.x * UNTILE_ROWS + r;
-        if (row < a.n_rows) bw_untile_block(&a.u, tile, b * a.u.block, r, a.rows + (size_t)row * a.row_bytes + (size_t)b * a.u.bytes);
-    }
 }
 
 } // namespace bw

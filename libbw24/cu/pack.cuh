@@ -4,6 +4,7 @@
 
 #include "float.cuh"
 #include "unit.cuh"
+#include "untile.h"
 
 namespace bw {
 
@@ -99,12 +100,9 @@ template <> struct RawSegment<U_IQ4_XS> { static constexpr int BYTES = 136; };
 template <> struct RawSegment<U_Q6_K> { static constexpr int BYTES = 210; };
 template <> struct RawSegment<U_Q8_0> { static constexpr int BYTES = 272; };
 
-template <class U> __global__ void __launch_bounds__(128) k_pack(PackArgs a) {
-    const int seg = blockIdx.x % a.segs, tile = blockIdx.x / a.segs, row = threadIdx.x >> 3, part = threadIdx.x & 7, at = tile * 16 + row;
-    uint8_t *unit = a.units + (size_t)blockIdx.x * U::UNIT;
-    if (at >= a.rows) return;
-    const uint8_t *raw = a.raw + (size_t)at * a.row_bytes + (size_t)seg * RawSegment<U>::BYTES;
-    const int groups = min(8, a.cols / 32 - seg * 8), g = part, gid = row & 7, r = row >> 3, half = g >> 2, c = g & 3;
+/* a segment of one row, `groups` of it, to a unit, whose bytes are zero before: eight threads a row, thread `part` has its group g and the first the scales */
+template <class U> __device__ __forceinline__ void pack_segment(const uint8_t *raw, int groups, uint8_t *unit, int row, int part) {
+    const int g = part, gid = row & 7, r = row >> 3, half = g >> 2, c = g & 3;
     if (part == 0) Packer<U>::scales(raw, groups, unit, row);
     if (g >= groups) return;
     if constexpr (U::PACKS == 2) {
@@ -121,6 +119,40 @@ template <class U> __global__ void __launch_bounds__(128) k_pack(PackArgs a) {
             }
         }
     }
+}
+
+template <class U> __global__ void __launch_bounds__(128) k_pack(PackArgs a) {
+    const int seg = blockIdx.x % a.segs, tile = blockIdx.x / a.segs, row = threadIdx.x >> 3, at = tile * 16 + row;
+    if (at >= a.rows) return;
+    const uint8_t *raw = a.raw + (size_t)at * a.row_bytes + (size_t)seg * RawSegment<U>::BYTES;
+    pack_segment<U>(raw, min(8, a.cols / 32 - seg * 8), a.units + (size_t)blockIdx.x * U::UNIT, row, threadIdx.x & 7);
+}
+
+/* Backend cpu's packed tiles -> units, all of the matrix's. A block of 128 threads makes a unit: the tile's groups of the segment to shared memory, from
+ * there to rows of the file, from those to the unit; so nothing but whole lines goes to and from memory. */
+struct LiftArgs { bw_untile u; const uint8_t *tiles; uint8_t *units; int rows, cols, segs; size_t tile_bytes; };
+enum { LIFT_HEADS = 1024 }; /* bytes beyond the rows' own that a segment of a tile may have */
+
+__device__ __forceinline__ void copy_words(uint8_t *to, const uint8_t *from, int bytes) {
+    for (int i = threadIdx.x; i < bytes / 4; i += blockDim.x) ((uint32_t *)to)[i] = from ? __ldcs((const uint32_t *)from + i) : 0;
+}
+
+template <class U> __global__ void __launch_bounds__(128) k_lift(LiftArgs a) {
+    __shared__ __align__(16) uint8_t in[16 * RawSegment<U>::BYTES + LIFT_HEADS], rows[16 * RawSegment<U>::BYTES], unit[U::UNIT];
+    const int seg = blockIdx.x % a.segs, tile = blockIdx.x / a.segs, groups = min(8, a.cols / 32 - seg * 8), row = threadIdx.x >> 3;
+    const bool some = tile * UNTILE_ROWS < a.rows;
+    copy_words(unit, NULL, U::UNIT);
+    if (some) copy_words(in, bw_untile_head(&a.u, a.tiles + (size_t)tile * a.tile_bytes, seg * 8), (groups + a.u.per - 1) / a.u.per * (a.u.head + a.u.per * a.u.codes));
+    __syncthreads();
+    for (int i = threadIdx.x; some && i < groups / a.u.block * UNTILE_ROWS; i += 128) {
+        const int r = i % UNTILE_ROWS, b = i / UNTILE_ROWS;
+        bw_untile_block(&a.u, in, b * a.u.block, r, rows + r * RawSegment<U>::BYTES + b * a.u.bytes);
+    }
+    __syncthreads();
+    if (tile * UNTILE_ROWS + row < a.rows) pack_segment<U>(rows + row * RawSegment<U>::BYTES, groups, unit, row, threadIdx.x & 7);
+    __syncthreads();
+    uint32_t *to = (uint32_t *)(a.units + (size_t)blockIdx.x * U::UNIT);
+    for (int i = threadIdx.x; i < U::UNIT / 4; i += 128) to[i] = ((uint32_t *)unit)[i];
 }
 
 /* EMBED: y [rows][cols] = row token * c. type: FloatType of float weights; of units 1 where the type has minima (adding +0 would lose a -0) */

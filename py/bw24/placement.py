@@ -22,7 +22,7 @@ E_MEMORY = -2  # BW24_E_MEMORY
 KV_SHARE = 8  # of what is free after the weights outside the experts, a part in so many is left to the KV cache
 CYCLES = 8.0  # below so many tokens' worth of experts a share for each layer hit more than one list, above alike (docs/HY3-SPILL.md)
 MODEST = 4096  # tokens of context that a card must have room for before experts leave it, where none was asked for
-LIFTED = 7  # experts for which a card has room while they pass through it for one step (cu/lift.cu)
+LIFTED = 6  # experts for which a card has room while they pass through it for one step (cu/lift.cu)
 MARGIN = 64 << 20  # bytes of a card's memory left alone: tables of experts, what the driver takes as it goes
 
 
