@@ -37,6 +37,10 @@ def test_rows_of_other_tools_and_other_files_are_refused():
     other = next(r for r in records.load(ROOT / "research") if r.file.startswith("cuda/"))
     with pytest.raises(Bw24Error, match=f"row {other.id}: made by another tool"):
         replay.apply(argparse.Namespace(), other)
+    drafts = next(r for r in records.load(ROOT / "research") if r.data.get("kind") == "rounds")
+    with pytest.raises(Bw24Error, match=r"scripts/spec_bench\.py makes it again"):
+        replay.apply(argparse.Namespace(), drafts)
+    assert all((ROOT / tool).is_file() for tool in replay.TOOLS.values())
     with pytest.raises(Bw24Error, match=r"of 98362432 bytes, x\.gguf has 5"):
         replay.check_file(RECORD, "x.gguf", 5)
 

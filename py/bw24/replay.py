@@ -14,11 +14,21 @@ if TYPE_CHECKING:
     import argparse
 
 
+TOOLS = {  # by the record's file, or its kind: what makes its rows again
+    "rounds": "scripts/spec_bench.py", "acceptance": "scripts/spec_accept.py", "spec_peer": "scripts/spec_peer.py",
+    "peer.jsonl": "scripts/peer_sweep.py", "start.jsonl": "scripts/start_bench.py", "server.jsonl": "scripts/server_bench.py",
+    "kv.jsonl": "scripts/kv_table.py", "spill.jsonl": "scripts/spill_demo.py", "perf-ci.jsonl": "scripts/perf_ci.py",
+    "cuda/h200.jsonl": "scripts/gpu_bench.py",
+}
+
+
 def apply(args: argparse.Namespace, record: Record) -> list[Cell]:
     """Set the command's arguments as the row had them; the cells to time. Bw24Error for a row that `bw24 bench` did not make."""
     d = record.data
     if d.get("schema") != 1 or not d.get("cells"):
-        raise Bw24Error(f"row {record.id}: made by another tool ({record.file}), only rows of `bw24 bench` can be repeated")
+        tool = TOOLS.get(str(d.get("kind"))) or TOOLS.get(record.file)
+        how = f"; {tool} makes it again" if tool else ""
+        raise Bw24Error(f"row {record.id}: made by another tool ({record.file}), `bw24 bench` repeats its own rows only{how}")
     args.threads, args.rounds = int(d["threads"]), int(d["rounds"])
     kv = set(d["kv"].values())
     if len(kv) == 1:
