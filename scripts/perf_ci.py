@@ -49,7 +49,8 @@ class Side:
     hello: dict[str, Any] | None = None
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self.tree / "py"), "BW24_LIBRARY": str(self.library)}
+        path = [str(self.tree / "py"), *filter(None, [os.environ.get("PYTHONPATH")])]  # what the caller added may hold cffi
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "BW24_LIBRARY": str(self.library)}
 
     def start(self, backend: str, threads: int, cells: list[Cell]) -> None:
         room: dict[tuple[str, str], int] = {}

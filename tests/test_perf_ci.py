@@ -132,6 +132,12 @@ def test_the_worker_times_every_kind(tmp_path):
     assert all(0 < s < 5 for s in rounds[0].seconds.values())
 
 
+def test_a_side_runs_its_own_tree_and_keeps_the_callers_packages(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/packages")
+    path = perf_ci.Side(tmp_path, tmp_path / "libbw24.so").environment()["PYTHONPATH"].split(":")
+    assert path == [str(tmp_path / "py"), "/packages"]
+
+
 def sides(library: Path) -> tuple[perf_ci.Side, perf_ci.Side]:
     if not ORDINARY.is_file():
         pytest.skip("no built tree")
