@@ -78,7 +78,7 @@ int cu_resolve_replay(bw24_model *m, bw_list *l) {
 /* ---- running */
 void run_conv(Pass &p, const CuStep &c) {
     const ConvArgs &a = p.s->convs[(size_t)c.at];
-    launch(*p.q, k_conv, dim3((unsigned)((a.n + 255) / 256), (unsigned)p.rows.n), 256, 0, a, p.fold);
+    launch(*p.q, k_conv, dim3((unsigned)((a.n + 255) / 256), (unsigned)((p.rows.n + CONV_RUN - 1) / CONV_RUN)), 256, 0, a, p.fold);
     p.quantised[(size_t)c.out] = 0;
 }
 

@@ -40,6 +40,7 @@ struct DeltaArgs {
 struct ReplayOp { bool delta; ConvArgs conv; DeltaArgs d; };
 
 enum { DELTA_MAX_DK = 128, FOLD_THREADS = 128 };
+enum { CONV_RUN = 8 }; /* rows of a thread */
 
 } // namespace bw
 #endif

@@ -3,8 +3,7 @@
 #ifndef BW24_CU_OP_FOLD_CUH
 #define BW24_CU_OP_FOLD_CUH
 
-#include "device.cuh"
-#include "fold.cuh"
+#include "op_delta.cuh"
 
 namespace bw {
 
@@ -16,24 +15,37 @@ __device__ __forceinline__ void conv_put(const ConvArgs &a, float *to, const flo
         for (int t = 0; t + end < keep; t++) to[a.state + (size_t)t * a.n + c] = __ldcg(live + a.state + (size_t)(t + end) * a.n + c);
 }
 
-/* grid (channels / 256, entries of order): a thread is one channel of one row */
+/* input of entry `at` minus `back` rows: of this step, or from the state before it. i: the entry's row within its sequence */
+__device__ __forceinline__ float conv_input(const ConvArgs &a, const FoldRows &f, const FoldSeq &s, int at, int i, int back, int c) {
+    return i >= back ? __ldcg(a.x + (size_t)f.order[at - back] * a.n + c) : __ldcg(s.live + a.state + (size_t)(a.taps - 1 + i - back) * a.n + c);
+}
+
+/* grid (channels / 256, entries of order / CONV_RUN): a thread is one channel of a run of rows, whose last inputs it keeps while the sequence lasts */
 static __global__ void __launch_bounds__(256) k_conv(ConvArgs a, FoldRows f) {
-    const int c = blockIdx.x * 256 + threadIdx.x, at = blockIdx.y;
+    const int c = blockIdx.x * 256 + threadIdx.x, end = min(f.n, (int)(blockIdx.y + 1) * CONV_RUN);
     pdl_trigger();
     pdl_wait();
     if (c >= a.n) return;
-    const FoldSeq s = f.seqs[f.seq_of[at]];
-    const int i = at - s.first, row = f.order[at];
-    float p = 0.0f, x = 0.0f;
-    for (int t = 0; t < a.taps; t++) {
-        int back = a.taps - 1 - t;
-        x = i >= back ? __ldcg(a.x + (size_t)f.order[at - back] * a.n + c) : __ldcg(s.live + a.state + (size_t)(a.taps - 1 + i - back) * a.n + c);
-        p = fmaf(__ldg(a.w + (size_t)c * a.taps + t), x, p);
+    float w[BW_CONV_TAPS], x[BW_CONV_TAPS]; /* x[t]: input of tap t of the row before */
+#pragma unroll
+    for (int t = 0; t < BW_CONV_TAPS; t++) w[t] = t < a.taps ? __ldg(a.w + (size_t)c * a.taps + t) : 0.0f;
+    for (int at = blockIdx.y * CONV_RUN, seq = -1; at < end; at++) {
+        const FoldSeq &s = f.seqs[f.seq_of[at]];
+        const int i = at - s.first, row = f.order[at];
+        const bool on = f.seq_of[at] == seq;
+        float p = 0.0f, now = 0.0f;
+        seq = f.seq_of[at];
+#pragma unroll
+        for (int t = 0; t < BW_CONV_TAPS; t++)
+            if (t < a.taps) {
+                now = x[t] = on && t + 1 < a.taps ? x[t + 1 < BW_CONV_TAPS ? t + 1 : t] : conv_input(a, f, s, at, i, a.taps - 1 - t, c);
+                p = fmaf(w[t], now, p);
+            }
+        a.y[(size_t)row * a.n + c] = bw_silu(p);
+        if (s.mid) conv_put(a, s.mid, s.live, s.n - s.n_log, i, c, now);
+        conv_put(a, s.out, s.live, s.n, i, c, now);
+        if (s.log && i >= s.n - s.n_log) s.log[a.log + (size_t)(i - (s.n - s.n_log)) * a.n + c] = now;
     }
-    a.y[(size_t)row * a.n + c] = bw_silu(p);
-    if (s.mid) conv_put(a, s.mid, s.live, s.n - s.n_log, i, c, x);
-    conv_put(a, s.out, s.live, s.n, i, c, x);
-    if (s.log && i >= s.n - s.n_log) s.log[a.log + (size_t)(i - (s.n - s.n_log)) * a.n + c] = x;
 }
 
 __device__ __forceinline__ void conv_replay(const ConvArgs &a, const FoldSeq &s, int c) {
@@ -45,112 +57,116 @@ __device__ __forceinline__ void conv_replay(const ConvArgs &a, const FoldSeq &s,
     }
 }
 
-/* what one block of DELTA shares: k and q of a row by strand (value 4 t + j at [j][t]), two rows deep; a value a strand and column */
-enum { DELTA_ROWS = DELTA_MAX_DK / 4 };
-struct DeltaShared { float k[2][4][DELTA_ROWS], q[2][4][DELTA_ROWS], part[2][4][32]; };
+/* what one block of DELTA shares: rows in groups of DELTA_GROUP, three groups at a time: one worked on, the next one there, one on its way */
+enum { DELTA_GROUP = 8, DELTA_RING = 3 };
+struct __align__(16) DeltaShared {
+    DeltaRow k[DELTA_RING][DELTA_GROUP], q[DELTA_RING][DELTA_GROUP];
+    float v[DELTA_RING][DELTA_GROUP][32], g[DELTA_RING][DELTA_GROUP], b[DELTA_RING][DELTA_GROUP];
+    int row[4][DELTA_GROUP]; /* of the groups above and the one to be asked for next */
+};
 
-/* 32 columns of a head over a sequence's rows. Warp j is strand j: it holds rows j, j + 4, ... of the state, lane = column. The next row's inputs are
- * loaded while a row is worked on. */
-struct DeltaBlock {
+/* 32 columns of a head over a sequence's rows, 8 a warp */
+template <bool FULL> struct DeltaBlock {
     const DeltaArgs &a;
     const FoldSeq &s;
     DeltaShared &sh;
-    int head, block, lane, strand, key, col, count; /* count: values of this strand */
-    bool live_col, logs_k;
-    size_t at;
-    int cols;
-    float kr, qr, v, g, b;
+    const int *order; /* NULL: rows as they are (a log's) */
+    int head, block, key, cols, col, lane; /* cols: of this block; col: this lane's of them */
+    bool logs_k;
+    DeltaColumn<FULL, true> c;
 
-    __device__ __forceinline__ DeltaBlock(const DeltaArgs &a, const FoldSeq &s, DeltaShared &sh, int item) : a(a), s(s), sh(sh) {
+    __device__ __forceinline__ DeltaBlock(const DeltaArgs &a, const FoldSeq &s, DeltaShared &sh, int item, const int *order) : a(a), s(s), sh(sh), order(order) {
         const int blocks = (a.dv + 31) / 32, group = a.heads / a.kheads;
-        lane = threadIdx.x & 31; strand = threadIdx.x >> 5;
+        lane = threadIdx.x & 31;
         head = item / blocks; block = item % blocks;
         key = a.grouped ? head / group : head % a.kheads;
         logs_k = !block && (a.grouped ? head % group == 0 : head < a.kheads);
         cols = min(32, a.dv - block * 32);
-        col = head * a.dv + block * 32 + lane;
-        count = (a.dk - strand + 3) / 4;
-        live_col = lane < cols;
-        at = a.state + (size_t)head * a.dk * a.dv + (size_t)block * 32 * a.dk + (size_t)strand * cols + lane;
+        col = (threadIdx.x >> 5) * 8 + (lane & 7);
+        c.strand = lane >> 3;
+        c.count = (a.dk - c.strand + 3) / 4;
     }
-    __device__ __forceinline__ void load(size_t row) {
-        const int i = threadIdx.x;
-        kr = i < a.dk ? __ldcg(a.k + row * a.ldk + key * a.dk + i) : 0.0f;
-        qr = a.q && i < a.dk ? __ldcg(a.q + row * a.ldq + key * a.dk + i) : 0.0f;
-        v = live_col ? __ldcg(a.v + row * a.ldv + col) : 0.0f;
-        g = __ldcg(a.g + row * a.ldg + head);
-        b = __ldcg(a.b + row * a.ldb + head);
+    __device__ __forceinline__ size_t at() const {
+        return a.state + (size_t)head * a.dk * a.dv + (size_t)block * 32 * a.dk + (size_t)c.strand * cols + col;
     }
-    __device__ __forceinline__ void stage(int turn) {
-        sh.k[turn][threadIdx.x & 3][threadIdx.x >> 2] = kr;
-        sh.q[turn][threadIdx.x & 3][threadIdx.x >> 2] = qr;
+    __device__ __forceinline__ int index(int group) const {
+        const int r = group * DELTA_GROUP + threadIdx.x;
+        return threadIdx.x < DELTA_GROUP && r < s.n ? order ? order[s.first + r] : r : 0;
     }
-    __device__ __forceinline__ void log(int r) const {
-        float *to = s.log + a.log + (size_t)r * a.log_width;
-        if (logs_k && threadIdx.x < a.dk) to[key * a.dk + threadIdx.x] = kr;
-        to += a.kheads * a.dk;
-        if (!strand && live_col) to[col] = v;
-        to += a.heads * a.dv;
-        if (!block && !threadIdx.x) { to[head] = g; to[a.heads + head] = b; }
-    }
-    __device__ __forceinline__ float joined(int which) const {
-        return (sh.part[which][0][lane] + sh.part[which][2][lane]) + (sh.part[which][1][lane] + sh.part[which][3][lane]);
-    }
-    __device__ __forceinline__ void keep(float *to, const float (&S)[DELTA_ROWS]) const {
-        if (!live_col) return;
-        to += at;
+    __device__ __forceinline__ void fetch(int group) {
+        const int i = threadIdx.x, slot = group % DELTA_RING, n = min((int)DELTA_GROUP, s.n - group * DELTA_GROUP);
 #pragma unroll
-        for (int t = 0; t < DELTA_ROWS; t++, to += 4 * cols)
-            if (t < count) *to = S[t];
-    }
-    /* one row: the state, and this strand's part of the output */
-    __device__ __forceinline__ void row(int turn, float (&S)[DELTA_ROWS], float v, float g, float b) const {
-        float p = 0.0f;
-#pragma unroll
-        for (int t = 0; t < DELTA_ROWS; t++)
-            if (t < count) {
-                S[t] = S[t] * g;
-                p = fmaf(S[t], sh.k[turn][strand][t], p);
+        for (int e = 0; e < DELTA_GROUP; e++) {
+            if (e >= n) break;
+            const size_t row = sh.row[group & 3][e];
+            if (FULL || i < a.dk) {
+                cp4(&sh.k[slot][e][i & 3][i >> 2], a.k + row * a.ldk + key * a.dk + i);
+                if (a.q) cp4(&sh.q[slot][e][i & 3][i >> 2], a.q + row * a.ldq + key * a.dk + i);
             }
-        sh.part[0][strand][lane] = p;
-        __syncthreads();
-        float d = b * (v - joined(0)), o = 0.0f;
-#pragma unroll
-        for (int t = 0; t < DELTA_ROWS; t++)
-            if (t < count) {
-                S[t] = fmaf(sh.k[turn][strand][t], d, S[t]);
-                o = fmaf(S[t], sh.q[turn][strand][t], o);
-            }
-        sh.part[1][strand][lane] = o;
-    }
-    __device__ __forceinline__ void run(const int *order) {
-        float S[DELTA_ROWS];
-        const float *from = s.live + at;
-#pragma unroll
-        for (int t = 0; t < DELTA_ROWS; t++, from += 4 * cols) S[t] = live_col && t < count ? __ldcg(from) : 0.0f;
-        load(order ? order[s.first] : 0);
-        stage(0);
-        if (a.q && s.log && !(s.n - s.n_log)) log(0);
-        __syncthreads();
-        for (int r = 0; r < s.n; r++) {
-            float rv = v, rg = g, rb = b;
-            if (r + 1 < s.n) load(order ? order[s.first + r + 1] : r + 1);
-            row(r & 1, S, rv, rg, rb);
-            if (r + 1 < s.n) {
-                stage((r + 1) & 1);
-                if (a.q && s.log && r + 1 >= s.n - s.n_log) log(r + 1 - (s.n - s.n_log));
-            }
-            __syncthreads();
-            if (!strand && live_col && a.q) {
-                float y = joined(1);
-                a.y[(size_t)order[s.first + r] * a.heads * a.dv + col] = y;
-                if (not_finite(y)) report_fault(a.fault, a.op);
-            }
-            if (s.mid && r + 1 == s.n - s.n_log) keep(s.mid, S);
+            if (i < cols) cp4(&sh.v[slot][e][i], a.v + row * a.ldv + head * a.dv + block * 32 + i);
+            if (i == 32) cp4(&sh.g[slot][e], a.g + row * a.ldg + head);
+            if (i == 64) cp4(&sh.b[slot][e], a.b + row * a.ldb + head);
         }
-        keep(s.out, S);
+        asm volatile("cp.async.commit_group;");
+    }
+    __device__ __forceinline__ void log(int group) const {
+        const int i = threadIdx.x, slot = group % DELTA_RING, first = s.n - s.n_log;
+        for (int e = max(0, first - group * DELTA_GROUP), r = group * DELTA_GROUP + e; e < DELTA_GROUP && r < s.n; e++, r++) {
+            float *to = s.log + a.log + (size_t)(r - first) * a.log_width;
+            if (logs_k && i < a.dk) to[key * a.dk + i] = sh.k[slot][e][i & 3][i >> 2];
+            to += a.kheads * a.dk;
+            if (i < cols) to[head * a.dv + block * 32 + i] = sh.v[slot][e][i];
+            to += a.heads * a.dv;
+            if (!block && !i) { to[head] = sh.g[slot][e]; to[a.heads + head] = sh.b[slot][e]; }
+        }
+    }
+    /* row r has its p; ends it and begins the next. Returns the next one's p */
+    __device__ __forceinline__ float row(int r, float p) {
+        const int slot = r / DELTA_GROUP % DELTA_RING, e = r % DELTA_GROUP, r1 = r + 1 < s.n ? r + 1 : r, slot1 = r1 / DELTA_GROUP % DELTA_RING, e1 = r1 % DELTA_GROUP;
+        const float v = sh.v[slot][e][col], b = sh.b[slot][e], g1 = sh.g[slot1][e1];
+        const DeltaRow &k = sh.k[slot][e], &q = sh.q[slot][e], &k1 = sh.k[slot1][e1];
+        const float d = b * (v - c.joined(p));
+        float2 x;
+        if (r + 1 == s.n || (s.mid && r + 1 == s.n - s.n_log)) {
+            x = c.template step<true, false>(k, q, d, k1, g1);
+            if (r + 1 < s.n) {
+                if (col < cols) c.keep(s.mid + at(), 4 * cols);
+                x.x = c.template step<false, true>(k, q, d, k1, g1).x;
+            }
+        } else x = c.template step<true, true>(k, q, d, k1, g1);
+        const float y = c.joined(x.y);
+        if (a.q && !c.strand && col < cols) {
+            a.y[(size_t)sh.row[r / DELTA_GROUP & 3][e] * a.heads * a.dv + head * a.dv + block * 32 + col] = y;
+            if (not_finite(y)) report_fault(a.fault, a.op);
+        }
+        return x.x;
+    }
+    __device__ __forceinline__ void run() {
+        const int groups = (s.n + DELTA_GROUP - 1) / DELTA_GROUP;
+        c.load(s.live + at(), 4 * cols, col < cols);
+        for (int g = 0; g < 3; g++)
+            if (threadIdx.x < DELTA_GROUP) sh.row[g][threadIdx.x] = index(g);
+        __syncthreads();
+        fetch(0);
+        if (groups > 1) fetch(1);
+        float p = 0.0f;
+        for (int g = 0; g < groups; g++) {
+            const int ahead = index(g + 3);
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
+            __syncthreads();
+            if (g + 2 < groups) fetch(g + 2);
+            if (a.q && s.log && (g + 1) * DELTA_GROUP > s.n - s.n_log) log(g);
+            if (!g) p = c.template step<false, true>(sh.k[0][0], sh.q[0][0], 0.0f, sh.k[0][0], sh.g[0][0]).x;
+            for (int r = g * DELTA_GROUP, end = min(s.n, r + DELTA_GROUP); r < end; r++) p = row(r, p);
+            if (threadIdx.x < DELTA_GROUP) sh.row[(g + 3) & 3][threadIdx.x] = ahead;
+        }
+        if (col < cols) c.keep(s.out + at(), 4 * cols);
     }
 };
+__device__ __forceinline__ void delta_block(const DeltaArgs &a, const FoldSeq &s, DeltaShared &sh, int item, const int *order) {
+    if (a.dk == DELTA_MAX_DK) DeltaBlock<true>(a, s, sh, item, order).run();
+    else DeltaBlock<false>(a, s, sh, item, order).run();
+}
 
 /* grid (heads * blocks of 32 columns, sequences or more) */
 static __global__ void __launch_bounds__(FOLD_THREADS) k_delta(DeltaArgs a, FoldRows f) {
@@ -159,7 +175,7 @@ static __global__ void __launch_bounds__(FOLD_THREADS) k_delta(DeltaArgs a, Fold
     pdl_wait();
     if (blockIdx.y >= *f.n_seqs) return;
     const FoldSeq s = f.seqs[blockIdx.y];
-    DeltaBlock(a, s, sh, blockIdx.x).run(f.order);
+    delta_block(a, s, sh, blockIdx.x, f.order);
 }
 
 /* the state after the first s.n rows of a log: grid (items of the widest op, ops) */
@@ -176,7 +192,7 @@ static __global__ void __launch_bounds__(FOLD_THREADS) k_replay(const ReplayOp *
     a.g = a.v + a.heads * a.dv;
     a.b = a.g + a.heads;
     a.ldk = a.ldv = a.ldg = a.ldb = a.log_width;
-    DeltaBlock(a, s, sh, blockIdx.x).run(NULL);
+    delta_block(a, s, sh, blockIdx.x, NULL);
 }
 
 } // namespace bw
