@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from test_cuda_emulated import ROOT, compiler_words, emulated
 
 SOURCES = ("device", "fold", "gdn", "op_delta", "op_fold", "op_gdn")
