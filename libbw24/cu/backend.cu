@@ -517,7 +517,7 @@ static int cuda_prepare_list(bw24_model *m, bw_list *l) {
     if (!rc) rc = resolve_acts(m, l);
     if (!rc) rc = make_pieces(m, l);
     if (!rc && l->n_states) rc = cu_resolve_replay(m, l);
-    if (!rc) cu_resolve_gdn(m, l);
+    if (!rc) rc = cu_resolve_gdn(m, l);
     if (!rc) rc = cu_resolve_mixtures(m, l);
     size_t bytes = s->row_ops.size() * sizeof(RowOp);
     if (!rc && bytes) rc = cu_model_alloc(m, (void **)&s->row_mem, bytes, "row ops");

@@ -171,6 +171,8 @@ struct CuModel {
     float *pieces;
     float2 *piece_nl;
     size_t pieces_bytes, piece_nl_bytes;
+    int *gdn_count;               /* GdnArgs.count of every net */
+    size_t gdn_count_bytes;
     struct CuSampler *sampler;    /* sample.cu; NULL before the first draw */
     CuSplit *split;               /* NULL: no expert is spilled */
     struct CuRound *round;        /* round.cu; NULL before the first round */
@@ -206,7 +208,7 @@ int cu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, in
 int cu_resolve_fold(bw24_model *m, bw_list *l, int op, CuStep *c);
 int cu_resolve_replay(bw24_model *m, bw_list *l);
 /* gdn.cu: after the list's steps and their quantised outputs are known */
-void cu_resolve_gdn(bw24_model *m, bw_list *l);
+int cu_resolve_gdn(bw24_model *m, bw_list *l);
 /* mixture.cu: after the list's steps and their quantised outputs are known */
 int cu_resolve_mixtures(bw24_model *m, bw_list *l);
 /* perhead.cu; bytes: of scratch */

@@ -87,16 +87,24 @@ static bool match_at(bw24_model *m, bw_list *l, size_t i, GdnArgs *a, int *steps
     return true;
 }
 
-void cu_resolve_gdn(bw24_model *m, bw_list *l) {
+int cu_resolve_gdn(bw24_model *m, bw_list *l) {
     CuList *s = list_of(l);
+    CuModel *all = model_of(m);
     for (size_t i = 0; i < s->steps.size(); i++) {
         GdnArgs a = {};
         int steps;
         if (s->steps[i].kind != CU_CONV || !match_at(m, l, i, &a, &steps)) continue;
+        const size_t bytes = (size_t)GDN_ROWS * a.d.heads * sizeof(int);
+        if (all->gdn_count_bytes < bytes) {
+            int rc = cu_share(m, (void **)&all->gdn_count, &all->gdn_count_bytes, bytes, "gated delta nets");
+            cudaError_t e = rc ? cudaSuccess : cudaMemset(all->gdn_count, 0, bytes);
+            if (rc || e) return rc ? rc : cu_fail(m->ctx, e, "gated delta nets");
+        }
         s->steps[i].short_n = steps;
         s->steps[i].short_at = (int)s->gdns.size();
         s->gdns.push_back(a);
     }
+    return 0;
 }
 
 int run_gdn(Pass &p, size_t i) {
@@ -107,7 +115,8 @@ int run_gdn(Pass &p, size_t i) {
     a.d.fault = p.rows.fault;
     if (last.quant_out) a.o = acts_of(p, last.out, p.rows.n);
     a.quant_op = last.quant_op;
-    launch(*p.q, k_gdn, dim3((unsigned)a.d.heads, (unsigned)p.n_seqs), GDN_THREADS, 0, a, p.fold);
+    a.count = model_of(p.m)->gdn_count;
+    launch(*p.q, k_gdn, dim3((unsigned)(a.d.heads * (a.d.dv / 32)), (unsigned)p.n_seqs), GDN_THREADS, 0, a, p.fold);
     for (int k = c.first; k < last.first + last.n; k++) p.quantised[(size_t)p.l->ops[k].buf[0]] = 0;
     p.quantised[(size_t)last.out] = last.quant_out;
     return c.short_n;

@@ -7,7 +7,7 @@
 
 namespace bw {
 
-enum { GDN_THREADS = 512, GDN_CHANNELS = 128, GDN_TAPS = 8, GDN_CHUNK = 8 };
+enum { GDN_THREADS = 288, GDN_CHANNELS = 128, GDN_TAPS = 8, GDN_CHUNK = 8 };
 
 struct GdnArgs {
     ConvArgs conv;           /* x: [rows][n]; y is not written */
@@ -20,7 +20,8 @@ struct GdnArgs {
     const float *z, *w;      /* [rows][heads * dv]; [dv] or NULL */
     float tail_eps;
     int gelu;
-    float *y;                /* [rows][heads * dv]: the last op's output */
+    float *y;                /* [rows][heads * dv]: the last op's output; DELTA's until the head's last block finishes it */
+    int *count;              /* [sequences][heads] blocks that are done, 0 between launches */
     Acts o;                  /* the same quantised, q NULL: not wanted */
     int quant_op;            /* what a fault of that names */
 };

@@ -59,32 +59,41 @@ __device__ __forceinline__ void conv_replay(const ConvArgs &a, const FoldSeq &s,
 
 /* what one block of DELTA shares: rows in groups of DELTA_GROUP, three groups at a time: one worked on, the next one there, one on its way */
 enum { DELTA_GROUP = 8, DELTA_RING = 3 };
-struct __align__(16) DeltaShared {
-    DeltaRow k[DELTA_RING][DELTA_GROUP], q[DELTA_RING][DELTA_GROUP];
-    float v[DELTA_RING][DELTA_GROUP][32], g[DELTA_RING][DELTA_GROUP], b[DELTA_RING][DELTA_GROUP];
+struct DeltaShared {
+    DeltaRow ring[DELTA_RING * DELTA_GROUP];
     int row[4][DELTA_GROUP]; /* of the groups above and the one to be asked for next */
 };
 
-/* 32 columns of a head over a sequence's rows, 8 a warp */
+/* 32 columns of a head over a sequence's rows, 8 a warp. A thread brings one value of k and q; of a group of 32 threads each one of v, of the next two
+ * the first decay and beta. */
 template <bool FULL> struct DeltaBlock {
     const DeltaArgs &a;
     const FoldSeq &s;
     DeltaShared &sh;
     const int *order; /* NULL: rows as they are (a log's) */
-    int head, block, key, cols, col, lane; /* cols: of this block; col: this lane's of them */
-    bool logs_k;
-    DeltaColumn<FULL, true> c;
+    int head, block, key, cols, col; /* cols: of this block; col: this lane's of them */
+    bool logs_k, writes;
+    const float *from[3]; /* this thread's value of k, q, v or decay or beta in row 0; NULL: none */
+    int ld, place;        /* of the third: its row length, its place in DeltaRow as floats after v */
+    float *y;
+    DeltaColumn<FULL> c;
 
     __device__ __forceinline__ DeltaBlock(const DeltaArgs &a, const FoldSeq &s, DeltaShared &sh, int item, const int *order) : a(a), s(s), sh(sh), order(order) {
-        const int blocks = (a.dv + 31) / 32, group = a.heads / a.kheads;
-        lane = threadIdx.x & 31;
+        const int blocks = (a.dv + 31) / 32, group = a.heads / a.kheads, i = threadIdx.x;
         head = item / blocks; block = item % blocks;
         key = a.grouped ? head / group : head % a.kheads;
         logs_k = !block && (a.grouped ? head % group == 0 : head < a.kheads);
         cols = min(32, a.dv - block * 32);
-        col = (threadIdx.x >> 5) * 8 + (lane & 7);
-        c.strand = lane >> 3;
-        c.count = (a.dk - c.strand + 3) / 4;
+        c.place(i & 31, a.dk);
+        col = (i >> 5) * 8 + (i & 7);
+        writes = a.q && !c.strand && col < cols;
+        const int vcol = head * a.dv + block * 32;
+        y = a.y + vcol + col;
+        from[0] = FULL || i < a.dk ? a.k + key * a.dk + i : NULL;
+        from[1] = a.q && (FULL || i < a.dk) ? a.q + key * a.dk + i : NULL;
+        from[2] = i < cols ? a.v + vcol + i : i == 32 ? a.g + head : i == 64 ? a.b + head : NULL;
+        ld = i < 32 ? a.ldv : i == 32 ? a.ldg : a.ldb;
+        place = i < 32 ? i : i == 32 ? 32 : 33;
     }
     __device__ __forceinline__ size_t at() const {
         return a.state + (size_t)head * a.dk * a.dv + (size_t)block * 32 * a.dk + (size_t)c.strand * cols + col;
@@ -94,72 +103,67 @@ template <bool FULL> struct DeltaBlock {
         return threadIdx.x < DELTA_GROUP && r < s.n ? order ? order[s.first + r] : r : 0;
     }
     __device__ __forceinline__ void fetch(int group) {
-        const int i = threadIdx.x, slot = group % DELTA_RING, n = min((int)DELTA_GROUP, s.n - group * DELTA_GROUP);
+        const int i = threadIdx.x, n = min((int)DELTA_GROUP, s.n - group * DELTA_GROUP);
+        DeltaRow *to = sh.ring + group % DELTA_RING * DELTA_GROUP;
 #pragma unroll
         for (int e = 0; e < DELTA_GROUP; e++) {
             if (e >= n) break;
-            const size_t row = sh.row[group & 3][e];
-            if (FULL || i < a.dk) {
-                cp4(&sh.k[slot][e][i & 3][i >> 2], a.k + row * a.ldk + key * a.dk + i);
-                if (a.q) cp4(&sh.q[slot][e][i & 3][i >> 2], a.q + row * a.ldq + key * a.dk + i);
-            }
-            if (i < cols) cp4(&sh.v[slot][e][i], a.v + row * a.ldv + head * a.dv + block * 32 + i);
-            if (i == 32) cp4(&sh.g[slot][e], a.g + row * a.ldg + head);
-            if (i == 64) cp4(&sh.b[slot][e], a.b + row * a.ldb + head);
+            const int row = sh.row[group & 3][e];
+            if (from[0]) cp4(&to[e].k[i & 3][i >> 2], from[0] + (ptrdiff_t)row * a.ldk);
+            if (from[1]) cp4(&to[e].q[i & 3][i >> 2], from[1] + (ptrdiff_t)row * a.ldq);
+            if (from[2]) cp4(to[e].v + place, from[2] + (ptrdiff_t)row * ld);
+            if (i == 96) to[e].row = row;
         }
         asm volatile("cp.async.commit_group;");
     }
     __device__ __forceinline__ void log(int group) const {
-        const int i = threadIdx.x, slot = group % DELTA_RING, first = s.n - s.n_log;
+        const int i = threadIdx.x, first = s.n - s.n_log;
         for (int e = max(0, first - group * DELTA_GROUP), r = group * DELTA_GROUP + e; e < DELTA_GROUP && r < s.n; e++, r++) {
+            const DeltaRow &x = sh.ring[group % DELTA_RING * DELTA_GROUP + e];
             float *to = s.log + a.log + (size_t)(r - first) * a.log_width;
-            if (logs_k && i < a.dk) to[key * a.dk + i] = sh.k[slot][e][i & 3][i >> 2];
+            if (logs_k && i < a.dk) to[key * a.dk + i] = x.k[i & 3][i >> 2];
             to += a.kheads * a.dk;
-            if (i < cols) to[head * a.dv + block * 32 + i] = sh.v[slot][e][i];
+            if (i < cols) to[head * a.dv + block * 32 + i] = x.v[i];
             to += a.heads * a.dv;
-            if (!block && !i) { to[head] = sh.g[slot][e]; to[a.heads + head] = sh.b[slot][e]; }
+            if (!block && !i) { to[head] = x.g; to[a.heads + head] = x.b; }
         }
     }
-    /* row r has its p; ends it and begins the next. Returns the next one's p */
-    __device__ __forceinline__ float row(int r, float p) {
-        const int slot = r / DELTA_GROUP % DELTA_RING, e = r % DELTA_GROUP, r1 = r + 1 < s.n ? r + 1 : r, slot1 = r1 / DELTA_GROUP % DELTA_RING, e1 = r1 % DELTA_GROUP;
-        const float v = sh.v[slot][e][col], b = sh.b[slot][e], g1 = sh.g[slot1][e1];
-        const DeltaRow &k = sh.k[slot][e], &q = sh.q[slot][e], &k1 = sh.k[slot1][e1];
-        const float d = b * (v - c.joined(p));
-        float2 x;
-        if (r + 1 == s.n || (s.mid && r + 1 == s.n - s.n_log)) {
-            x = c.template step<true, false>(k, q, d, k1, g1);
-            if (r + 1 < s.n) {
-                if (col < cols) c.keep(s.mid + at(), 4 * cols);
-                x.x = c.template step<false, true>(k, q, d, k1, g1).x;
-            }
-        } else x = c.template step<true, true>(k, q, d, k1, g1);
-        const float y = c.joined(x.y);
-        if (a.q && !c.strand && col < cols) {
-            a.y[(size_t)sh.row[r / DELTA_GROUP & 3][e] * a.heads * a.dv + head * a.dv + block * 32 + col] = y;
-            if (not_finite(y)) report_fault(a.fault, a.op);
-        }
-        return x.x;
+    __device__ __forceinline__ void put(int row, float value) const {
+        if (!writes) return;
+        y[(ptrdiff_t)row * (a.heads * a.dv)] = value;
+        if (not_finite(value)) report_fault(a.fault, a.op);
     }
     __device__ __forceinline__ void run() {
-        const int groups = (s.n + DELTA_GROUP - 1) / DELTA_GROUP;
+        const int groups = (s.n + DELTA_GROUP - 1) / DELTA_GROUP, stop = s.mid ? s.n - s.n_log : -1;
         c.load(s.live + at(), 4 * cols, col < cols);
         for (int g = 0; g < 3; g++)
             if (threadIdx.x < DELTA_GROUP) sh.row[g][threadIdx.x] = index(g);
         __syncthreads();
         fetch(0);
         if (groups > 1) fetch(1);
-        float p = 0.0f;
+        float2 x = make_float2(0.0f, 0.0f);
+        float before = 0.0f;
+        int row = -1;
         for (int g = 0; g < groups; g++) {
             const int ahead = index(g + 3);
             asm volatile("cp.async.wait_group 0;" ::: "memory");
             __syncthreads();
             if (g + 2 < groups) fetch(g + 2);
             if (a.q && s.log && (g + 1) * DELTA_GROUP > s.n - s.n_log) log(g);
-            if (!g) p = c.template step<false, true>(sh.k[0][0], sh.q[0][0], 0.0f, sh.k[0][0], sh.g[0][0]).x;
-            for (int r = g * DELTA_GROUP, end = min(s.n, r + DELTA_GROUP); r < end; r++) p = row(r, p);
+            const DeltaRow *now = sh.ring + g % DELTA_RING * DELTA_GROUP;
+            if (!g) x = c.begin(*now);
+#pragma unroll 1
+            for (int r = g * DELTA_GROUP + 1, end = min(s.n, r + DELTA_GROUP - 1); r <= end; r++) {
+                const DeltaRow *next = r == s.n ? now : now + 1 == sh.ring + DELTA_RING * DELTA_GROUP ? sh.ring : now + 1;
+                x = c.row(*now, *next, col, x, r == s.n, r == stop, &before, [&]() { if (col < cols) c.keep(s.mid + at(), 4 * cols); });
+                if (row >= 0) put(row, before);
+                row = now->row;
+                now = next;
+            }
             if (threadIdx.x < DELTA_GROUP) sh.row[(g + 3) & 3][threadIdx.x] = ahead;
         }
+        before = c.joined(x).y;
+        if (row >= 0) put(row, before);
         if (col < cols) c.keep(s.out + at(), 4 * cols);
     }
 };

@@ -172,7 +172,9 @@ static void few(const Net &n, const std::vector<int> &counts) {
     a.eps[0] = a.eps[1] = 1e-6f; a.scaled = true; a.scale = 0.25f;
     a.beta = beta.data(); a.decay = decay.data(); a.a = A.data(); a.dt = dt.data();
     a.tail = true; a.z = z.data(); a.w = tail.data(); a.tail_eps = 1e-5f; a.y = y.data();
-    emu::launch([&] { k_gdn(a, t.f); }, dim3(n.heads, t.n_seqs + 1), GDN_THREADS);
+    std::vector<int> count((size_t)(t.n_seqs + 1) * n.heads, 0);
+    a.count = count.data();
+    emu::launch([&] { k_gdn(a, t.f); }, dim3(n.heads * (n.dv / 32), t.n_seqs + 1), GDN_THREADS);
     std::vector<V> mid, out, log;
     walk(t, mid, out, log, [&](float *state, int row, float *to, int at) {
         plain_conv(n, state, w.data(), &x[(size_t)row * n.channels()], c.data());
@@ -194,6 +196,7 @@ static void few(const Net &n, const std::vector<int> &counts) {
         }
     });
     report("few rows", y, wanted);
+    report("counters", V(count.begin(), count.end()), V(count.size(), 0.0f));
     judge(t, "few rows", mid, out, log);
 }
 
