@@ -7,8 +7,9 @@
 
 namespace bw {
 
-template <class S> void attend_launch(Queue &q, const AttendArgs &a, const StepRows &s) {
-    static_assert(sizeof(S) <= SHARED_LEAST, "a block must fit the smallest card");
+template <class S> bool attend_launch(Queue &q, const AttendArgs &a, const StepRows &s) {
+    static_assert(S::DIM > 256 || sizeof(S) <= SHARED_LEAST, "a block must fit the smallest card");
+    if (sizeof(S) > (size_t)q.shared_max) return false;
     int share = a.heads / a.kv.heads, chunks = head_chunks(share, S::QUERIES), rows = S::QUERIES / (share / chunks), tiles = (a.rows + rows - 1) / rows * chunks;
     dim3 grid((unsigned)a.kv.heads, (unsigned)tiles);
     if (S::SPLIT) {
@@ -17,22 +18,27 @@ template <class S> void attend_launch(Queue &q, const AttendArgs &a, const StepR
         grid = dim3((unsigned)(x < most ? x : most), (unsigned)a.kv.heads, (unsigned)tiles);
     }
     launch(q, k_attend<S>, grid, S::THREADS, sizeof(S), a, s, chunks, tiles);
+    return true;
 }
 
-/* f16 heads of 256 fill the shared memory of a small card with 16 queries */
-template <int K, int V, int D> void attend_dim(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {
-    constexpr bool large = D == 256 && (K == KV_F16 || V == KV_F16);
+/* f16 heads of 256 fill the shared memory of a small card with 16 queries; heads of 512 do not fit it */
+template <int K, int V, int D> bool attend_dim(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {
+    constexpr bool large = D > 256 || (D == 256 && (K == KV_F16 || V == KV_F16));
     constexpr int many = large ? 16 : 32, loop = large ? 16 : D == 256 ? 32 : 64, threads = large ? 128 : 256;
-    if (!split) attend_launch<AttendBlock<K, V, D, loop, threads, false>>(q, a, s);
-    else if (a.rows * (a.heads / a.kv.heads) <= 8) attend_launch<AttendBlock<K, V, D, 8, 128, true>>(q, a, s);
-    else attend_launch<AttendBlock<K, V, D, many, 128, true>>(q, a, s);
+    if (!split) return attend_launch<AttendBlock<K, V, D, loop, threads, false>>(q, a, s);
+    if constexpr (D <= 256)
+        if (a.rows * (a.heads / a.kv.heads) > 8) return attend_launch<AttendBlock<K, V, D, many, 128, true>>(q, a, s);
+    return attend_launch<AttendBlock<K, V, D, 8, 128, true>>(q, a, s);
 }
 
 template <int K, int V> bool attend_run(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {
     switch (a.kv.dim) {
-    case 64: attend_dim<K, V, 64>(q, a, s, split); return true;
-    case 128: attend_dim<K, V, 128>(q, a, s, split); return true;
-    case 256: attend_dim<K, V, 256>(q, a, s, split); return true;
+    case 64: return attend_dim<K, V, 64>(q, a, s, split);
+    case 128: return attend_dim<K, V, 128>(q, a, s, split);
+    case 256: return attend_dim<K, V, 256>(q, a, s, split);
+    case 512: /* the pairs that models with such heads use */
+        if constexpr (V == KV_F16 || V == KV_Q5_1) return attend_dim<K, V, 512>(q, a, s, split);
+        return false;
     default: return false;
     }
 }

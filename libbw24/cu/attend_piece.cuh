@@ -183,14 +183,16 @@ template <class S> __device__ __forceinline__ void load_values(S &sh, const uint
 /* by int8 tensor cores: a warp has 16 keys and NT of the eights of queries, every (WARPS / 4)th */
 template <class S, int NT> __device__ __forceinline__ void score_tiles(S &sh, float c) {
     constexpr int groups = S::DIM / 32, STEP = S::WARPS / 4;
-    static_assert(S::DIM <= 256, "one segment");
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, gid = lane >> 2, tig = lane & 3, r0 = (warp & 3) * 16 + gid, r1 = r0 + 8;
     const uint16_t *kd = (const uint16_t *)sh.kd;
-    float p[NT][4];
+    float p[NT][4], y[NT][4];
 #pragma unroll
-    for (int i = 0; i < NT * 4; i++) (&p[0][0])[i] = 0.0f;
-#pragma unroll
+    for (int i = 0; i < NT * 4; i++) (&p[0][0])[i] = (&y[0][0])[i] = 0.0f;
+#pragma unroll (S::DIM > 256 ? 2 : groups)
     for (int g = 0; g < groups; g++) {
+        if (S::DIM > 256 && g && g % 8 == 0) /* the next segment */
+#pragma unroll
+            for (int i = 0; i < NT * 4; i++) { (&y[0][0])[i] = (&y[0][0])[i] + (&p[0][0])[i]; (&p[0][0])[i] = 0.0f; }
         uint2 k0 = *(const uint2 *)(sh.k + r0 * S::K_PITCH + g * 32 + tig * 8), k1 = *(const uint2 *)(sh.k + r1 * S::K_PITCH + g * 32 + tig * 8);
         float s0 = half_of(kd[r0 * groups + g], 0), s1 = half_of(kd[r1 * groups + g], 0), n0 = s0 * -MAGIC_F, n1 = s1 * -MAGIC_F;
 #pragma unroll
@@ -209,8 +211,8 @@ template <class S, int NT> __device__ __forceinline__ void score_tiles(S &sh, fl
 #pragma unroll
     for (int t = 0; t < NT; t++) {
         const int q = (t * STEP + (warp >> 2)) * 8 + 2 * tig;
-        *(float2 *)&sh.p[r0][q] = make_float2((0.0f + p[t][0]) * c, (0.0f + p[t][1]) * c);
-        *(float2 *)&sh.p[r1][q] = make_float2((0.0f + p[t][2]) * c, (0.0f + p[t][3]) * c);
+        *(float2 *)&sh.p[r0][q] = make_float2((y[t][0] + p[t][0]) * c, (y[t][1] + p[t][1]) * c);
+        *(float2 *)&sh.p[r1][q] = make_float2((y[t][2] + p[t][2]) * c, (y[t][3] + p[t][3]) * c);
     }
 }
 template <class S> __device__ __forceinline__ void scores_int8(S &sh, int queries, float c) {
@@ -222,14 +224,16 @@ template <class S> __device__ __forceinline__ void scores_int8(S &sh, int querie
 /* by fma over columns ascending: a thread has KT keys x QS queries */
 template <class S> __device__ __forceinline__ void scores_float(S &sh, int queries, float c) {
     constexpr int PER = PIECE * S::QUERIES / S::THREADS, KT = PER >= 8 ? 4 : 2, QS = PER / KT, KEYS = PIECE / KT;
-    static_assert(S::DIM <= 256, "one segment");
     const int j = threadIdx.x % KEYS, q0 = threadIdx.x / KEYS * QS;
     if (q0 >= queries) return;
-    float p[KT][QS];
+    float p[KT][QS], y[KT][QS];
 #pragma unroll
-    for (int i = 0; i < KT * QS; i++) (&p[0][0])[i] = 0.0f;
+    for (int i = 0; i < KT * QS; i++) (&p[0][0])[i] = (&y[0][0])[i] = 0.0f;
 #pragma unroll 2
     for (int d = 0; d < S::DIM; d += 8) {
+        if (S::DIM > 256 && d && d % 256 == 0) /* the next segment */
+#pragma unroll
+            for (int i = 0; i < KT * QS; i++) { (&y[0][0])[i] = (&y[0][0])[i] + (&p[0][0])[i]; (&p[0][0])[i] = 0.0f; }
         float w[KT][8];
 #pragma unroll
         for (int e = 0; e < KT; e++) floats8<S::FK>(sh.k + (j + KEYS * e) * S::K_PITCH + d * (S::KB / S::DIM), w[e]);
@@ -248,7 +252,7 @@ template <class S> __device__ __forceinline__ void scores_float(S &sh, int queri
     for (int e = 0; e < KT; e++) {
         float u[QS];
 #pragma unroll
-        for (int q = 0; q < QS; q++) u[q] = (0.0f + p[e][q]) * c;
+        for (int q = 0; q < QS; q++) u[q] = (y[e][q] + p[e][q]) * c;
         put_columns<QS>(&sh.p[j + KEYS * e][q0], u);
     }
 }

@@ -416,7 +416,7 @@ static int resolve_acts(bw24_model *m, bw_list *l) {
         if (c.kind != CU_ATTEND) continue;
         const bw_op *op = &l->ops[c.first];
         int dim = l->kvs[op->kv].desc.dim;
-        if (cu_kv_place(&l->kvs[op->kv]).k != KV_Q8_0 || (dim != 64 && dim != 128 && dim != 256)) continue;
+        if (cu_kv_place(&l->kvs[op->kv]).k != KV_Q8_0 || (dim != 64 && dim != 128 && dim != 256 && dim != 512)) continue;
         int rc = make_acts(m, l, op->buf[1], "quantised queries");
         if (rc) return rc;
     }
