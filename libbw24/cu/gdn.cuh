@@ -7,7 +7,7 @@
 
 namespace bw {
 
-enum { GDN_THREADS = 288, GDN_CHANNELS = 128, GDN_TAPS = 8, GDN_CHUNK = 8 };
+enum { GDN_THREADS = 288, GDN_CHANNELS = 128, GDN_TAPS = 4, GDN_CHUNK = 8 };
 
 struct GdnArgs {
     ConvArgs conv;           /* x: [rows][n]; y is not written */

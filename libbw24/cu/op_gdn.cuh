@@ -11,8 +11,8 @@
 
 namespace bw {
 
-/* raw: q and k as CONV gives them, by row */
-struct GdnShared { DeltaRow row[GDN_CHUNK]; float raw[2][GDN_CHUNK][GDN_CHANNELS]; int last; };
+/* raw: inputs of q, k and v (32 columns), then what CONV makes of them, by row; at the end the rows of a head */
+struct GdnShared { DeltaRow row[GDN_CHUNK]; float raw[3][GDN_CHUNK][GDN_CHANNELS]; int last; };
 
 /* what a block and a thread are: warps 0 .. 3 q, 4 .. 7 k, 8 the block's 32 columns of v */
 struct GdnPlace {
@@ -78,18 +78,17 @@ __device__ __forceinline__ float gdn_norm(const float *v, int n, float eps, int 
 /* rows r0 .. r0 + m of a sequence: inputs of all, then CONV, beta and decay */
 __device__ __forceinline__ void gdn_inputs(const GdnArgs &a, const int *order, const FoldSeq &s, GdnShared &sh, GdnChannel &ch, const GdnPlace &at, int r0, int m) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    float x[GDN_CHUNK];
+    float *raw = sh.raw[at.which][0] + at.i;
 #pragma unroll
-    for (int e = 0; e < GDN_CHUNK; e++) x[e] = e < m && ch.c >= 0 ? __ldcg(a.conv.x + (size_t)order[r0 + e] * a.conv.n + ch.c) : 0.0f;
+    for (int e = 0; e < GDN_CHUNK; e++)
+        if (e < m && ch.c >= 0) raw[e * GDN_CHANNELS] = __ldcg(a.conv.x + (size_t)order[r0 + e] * a.conv.n + ch.c);
     if (warp == 6 && lane < m) sh.row[lane].b = bw_sigmoid(__ldcg(a.beta + (size_t)order[r0 + lane] * a.d.heads + at.head));
     if (warp == 7 && lane < m) sh.row[lane].g = bw_exp(__ldg(a.a + at.head) * bw_softplus(__ldcg(a.decay + (size_t)order[r0 + lane] * a.d.heads + at.head) + __ldg(a.dt + at.head)));
-#pragma unroll
-    for (int e = 0; e < GDN_CHUNK; e++) {
-        if (e >= m || ch.c < 0) break;
-        const float y = ch.step(a, x[e]);
-        if (at.which == 2) sh.row[e].v[at.i] = y;
-        else sh.raw[at.which][e][at.i] = y;
-        if (ch.keeps && s.log) s.log[a.conv.log + (size_t)(r0 + e) * a.conv.n + ch.c] = x[e];
+#pragma unroll 1
+    for (int e = 0; e < m && ch.c >= 0; e++) {
+        const float x = raw[e * GDN_CHANNELS], y = ch.step(a, x);
+        *(at.which == 2 ? sh.row[e].v + at.i : raw + e * GDN_CHANNELS) = y;
+        if (ch.keeps && s.log) s.log[a.conv.log + (size_t)(r0 + e) * a.conv.n + ch.c] = x;
     }
     if (ch.keeps && r0 + m == s.n) ch.keep(a, s.out);
 }
@@ -97,6 +96,7 @@ __device__ __forceinline__ void gdn_inputs(const GdnArgs &a, const int *order, c
 /* q and k normed and laid out by strand, a warp a row of either; what the log keeps of the rows */
 __device__ __forceinline__ void gdn_keys(const GdnArgs &a, const FoldSeq &s, GdnShared &sh, const GdnPlace &at, int r0, int m) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll 1
     for (int task = warp; task < 2 * m; task += GDN_THREADS / 32) {
         const int which = task & 1, e = task >> 1;
         const float *v = sh.raw[which][e], r = gdn_norm(v, a.d.dk, a.eps[which], lane);
@@ -123,6 +123,7 @@ __device__ __forceinline__ void gdn_keys(const GdnArgs &a, const FoldSeq &s, Gdn
 template <bool FULL> __device__ __forceinline__ void gdn_rows(const GdnArgs &a, const int *order, const GdnShared &sh, DeltaColumn<FULL> &c, const GdnPlace &at, int col, int m) {
     float2 x = c.begin(sh.row[0]);
     float y;
+#pragma unroll 1
     for (int e = 0; e <= m; e++) {
         if (e < m) x = c.row(sh.row[e], sh.row[e + 1 < m ? e + 1 : e], col, x, e + 1 == m, false, &y, []() {});
         else y = c.joined(x).y;
@@ -132,28 +133,29 @@ template <bool FULL> __device__ __forceinline__ void gdn_rows(const GdnArgs &a, 
     }
 }
 
-/* a head's row of DELTA's output by one warp: norm, gate, codes, in place */
-__device__ __forceinline__ void gdn_out(const GdnArgs &a, int row, const GdnPlace &at, int lane) {
-    const size_t from = (size_t)row * a.d.heads * a.d.dv + at.head * a.d.dv + lane;
-    float y[4], z[4], p = 0.0f;
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
-        y[u] = u < at.blocks ? __ldcg(a.y + from + u * 32) : 0.0f;
-        z[u] = a.tail && u < at.blocks ? __ldcg(a.z + from + u * 32) : 0.0f;
-    }
-#pragma unroll
-    for (int u = 0; u < 4; u++)
-        if (u < at.blocks) p = fmaf(y[u], y[u], p);
-    const float r = 1.0f / sqrtf((0.0f + warp_tree(p)) / (float)a.d.dv + a.tail_eps);
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
-        if (u >= at.blocks) break;
+/* rows r0 .. r0 + m of a head's output, DELTA's: norm, gate, codes, in place, a group of 32 columns a warp */
+__device__ __forceinline__ void gdn_out(const GdnArgs &a, const int *order, GdnShared &sh, const GdnPlace &at, int r0, int m) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tasks = m * at.blocks;
+    float (*rows)[GDN_CHANNELS] = sh.raw[0];
+    const size_t from = (size_t)at.head * a.d.dv;
+#pragma unroll 1
+    for (int t = warp; t < tasks; t += GDN_THREADS / 32)
+        rows[t / at.blocks][t % at.blocks * 32 + lane] = __ldcg(a.y + (size_t)order[r0 + t / at.blocks] * a.d.heads * a.d.dv + from + t % at.blocks * 32 + lane);
+    __syncthreads();
+#pragma unroll 1
+    for (int t = warp; t < tasks; t += GDN_THREADS / 32) {
+        const int e = t / at.blocks, block = t % at.blocks, row = order[r0 + e];
+        const size_t to = (size_t)row * a.d.heads * a.d.dv + from + block * 32 + lane;
+        float y = rows[e][block * 32 + lane];
         if (a.tail) {
-            y[u] = a.w ? (y[u] * r) * __ldg(a.w + u * 32 + lane) : y[u] * r;
-            y[u] = (a.gelu ? bw_gelu(z[u]) : bw_silu(z[u])) * y[u];
-            a.y[from + u * 32] = y[u];
+            const float z = __ldcg(a.z + to), w = a.w ? __ldg(a.w + block * 32 + lane) : 1.0f;
+            float p = 0.0f;
+            for (int u = 0; u < at.blocks; u++) p = fmaf(rows[e][u * 32 + lane], rows[e][u * 32 + lane], p);
+            const float r = 1.0f / sqrtf((0.0f + warp_tree(p)) / (float)a.d.dv + a.tail_eps);
+            y = (a.gelu ? bw_gelu(z) : bw_silu(z)) * ((y * r) * w);
+            a.y[to] = y;
         }
-        if (a.o.q) quant_group(a.o, row, (at.head * a.d.dv >> 5) + u, lane, y[u], a.d.fault, a.quant_op);
+        if (a.o.q) quant_group(a.o, row, (int)(from >> 5) + block, lane, y, a.d.fault, a.quant_op);
     }
 }
 
@@ -168,6 +170,7 @@ template <bool FULL> __device__ __forceinline__ void gdn_block(const GdnArgs &a,
     c.load(state(s.live), 128, holds);
     ch.load(a, s, order, 0);
     pdl_wait();
+#pragma unroll 1
     for (int r0 = 0; r0 < s.n; r0 += GDN_CHUNK) {
         const int m = min((int)GDN_CHUNK, s.n - r0);
         gdn_inputs(a, order, s, sh, ch, at, r0, m);
@@ -188,7 +191,10 @@ template <bool FULL> __device__ __forceinline__ void gdn_block(const GdnArgs &a,
     if (!sh.last) return;
     __threadfence();
     if (!threadIdx.x) *count = 0;
-    for (int r = warp; r < s.n; r += GDN_THREADS / 32) gdn_out(a, order[r], at, lane);
+    for (int r0 = 0; r0 < s.n; r0 += GDN_CHUNK) {
+        gdn_out(a, order, sh, at, r0, min((int)GDN_CHUNK, s.n - r0));
+        __syncthreads();
+    }
 }
 
 /* grid (value heads times blocks of 32 columns, sequences or more) */
