@@ -17,5 +17,8 @@ __device__ __forceinline__ float float_at(int type, const uint8_t *w, size_t i) 
     }
 }
 
+/* bytes of a value */
+__device__ __forceinline__ int float_bytes(int type) { return type == FLOAT_F32 ? 4 : type == FLOAT_E4M3 ? 1 : 2; }
+
 } // namespace bw
 #endif

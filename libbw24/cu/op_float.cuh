@@ -25,7 +25,11 @@ static __global__ void __launch_bounds__(256) k_linear_float(FloatArgs a) {
         for (int c0 = seg * 256; c0 < min(a.cols, (seg + 1) * 256); c0 += 32) {
             int c = c0 + lane, count = min(32, a.cols - c0);
             __syncwarp();
-            for (int o = 0; o < 32; o++) tile[warp][o][lane] = n0 + o < a.p.n && c < a.cols ? float_at(a.type, a.p.w, (size_t)(n0 + o) * a.cols + c) : 0.0f;
+            if (a.type == FLOAT_F32) { /* no branch between the loads: eight at a time are under way */
+#pragma unroll 8
+                for (int o = 0; o < 32; o++) tile[warp][o][lane] = n0 + o < a.p.n && c < a.cols ? __ldg((const float *)a.p.w + (size_t)(n0 + o) * a.cols + c) : 0.0f;
+            } else
+                for (int o = 0; o < 32; o++) tile[warp][o][lane] = n0 + o < a.p.n && c < a.cols ? float_at(a.type, a.p.w, (size_t)(n0 + o) * a.cols + c) : 0.0f;
 #pragma unroll
             for (int r = 0; r < 8; r++) xs[warp][lane][r] = row0 + r < a.rows && c < a.cols ? __ldcg(a.x + (size_t)(row0 + r) * a.cols + c) : 0.0f;
             __syncwarp();

@@ -18,6 +18,31 @@ inline size_t router_shared(int cols) {
     return (segs * (1 + ROUTER_OUTS) * ROUTER_PITCH + segs * (ROUTER_OUTS + 1)) * sizeof(float);
 }
 
+/* a row of weights to shared memory, as f32, zeros past its end. Copies of f32 are all under way before the caller waits for them. */
+__device__ __forceinline__ void router_weights(int type, const uint8_t *w, int cols, int S, float *to) {
+    enum { AT_ONCE = 8 };
+    for (int k0 = 0; k0 < S; k0 += AT_ONCE) {
+        const int c0 = k0 * 256 + threadIdx.x;
+        float *at = to + k0 * ROUTER_PITCH + threadIdx.x;
+        if (type == FLOAT_F32) {
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                if (k0 + k >= S) break;
+                if (c0 + k * 256 < cols) cp4(at + k * ROUTER_PITCH, (const float *)w + c0 + k * 256);
+                else at[k * ROUTER_PITCH] = 0.0f;
+            }
+            continue;
+        }
+        float v[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) v[k] = c0 + k * 256 < cols ? float_at(type, w, (size_t)(c0 + k * 256)) : 0.0f;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (k0 + k < S) at[k * ROUTER_PITCH] = v[k];
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
 /* grid (pairs of outputs of part 0, then of part 1; rows) */
 static __global__ void __launch_bounds__(ROUTER_THREADS, 2) k_router(RouterArgs a) {
     extern __shared__ __align__(16) float router_mem[];
@@ -29,12 +54,7 @@ static __global__ void __launch_bounds__(ROUTER_THREADS, 2) k_router(RouterArgs 
     const int n0 = (extra ? blockIdx.x - first : blockIdx.x) * ROUTER_OUTS, type = a.type[extra];
     float *xs = router_mem, *ws = xs + S * ROUTER_PITCH, *sums = ws + ROUTER_OUTS * S * ROUTER_PITCH, *squares = sums + ROUTER_OUTS * S;
     pdl_trigger();
-    for (int o = 0; o < ROUTER_OUTS; o++)
-#pragma unroll 8
-        for (int k = 0; k < S; k++) {
-            int c = k * 256 + t;
-            ws[(o * S + k) * ROUTER_PITCH + t] = c < a.cols && n0 + o < p.n ? float_at(type, p.w, (size_t)(n0 + o) * a.cols + c) : 0.0f;
-        }
+    for (int o = 0; o < ROUTER_OUTS; o++) router_weights(type, p.w + (n0 + o < p.n ? (size_t)(n0 + o) * a.cols * float_bytes(type) : 0), n0 + o < p.n ? a.cols : 0, S, ws + o * S * ROUTER_PITCH);
     norm_row({a.x + (size_t)row * a.cols, a.w, a.cols, a.l2, a.eps}, ROUTER_THREADS / 32, squares, [&](int seg, int c, const float (&v)[8], int count) {
 #pragma unroll
         for (int j = 0; j < 8; j++) xs[seg * ROUTER_PITCH + lane * 8 + j] = v[j];
@@ -48,6 +68,7 @@ static __global__ void __launch_bounds__(ROUTER_THREADS, 2) k_router(RouterArgs 
         const size_t at = (size_t)g * a.o.ld + row;
         a.o.delta[at] = q.d; a.o.sum[at] = (float)q.sum; a.o.low[at] = (float)q.low;
     });
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();
     if (t < ROUTER_OUTS * S) {
         const float *w = ws + t * ROUTER_PITCH, *x = xs + t % S * ROUTER_PITCH;

@@ -170,11 +170,22 @@ __device__ __forceinline__ void row_norm(const RowOp &o, const float *x, float *
     }
 }
 
-/* a NORM of the whole row by the whole block; part: one float a segment */
+/* a NORM of the whole row by the whole block; part: one float a segment. A thread's own values and weights are asked for before the sums. */
 __device__ __forceinline__ void row_norm_wide(const RowOp &o, const float *x, float *y, float *part) {
-    enum { AT_ONCE = 4 };
-    const int lane = threadIdx.x & 31, n = o.n, S = (n + 255) / 256;
-    for (int s = threadIdx.x >> 5; s < S; s += blockDim.x >> 5) {
+    enum { AT_ONCE = 8 };
+    const int lane = threadIdx.x & 31, n = o.n, S = (n + 255) / 256, step = blockDim.x;
+    const float *w = o.w;
+    float own[AT_ONCE], scale[AT_ONCE];
+    const auto read = [&](int c0) {
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int c = c0 + k * step;
+            own[k] = c < n ? x[c] : 0.0f;
+            scale[k] = w && c < n ? __ldg(w + c) : 1.0f;
+        }
+    };
+    read(threadIdx.x);
+    for (int s = threadIdx.x >> 5; s < S; s += step >> 5) {
         float v[8], p = 0.0f;
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = s * 256 + j * 32 + lane < n ? x[s * 256 + j * 32 + lane] : 0.0f;
@@ -185,20 +196,15 @@ __device__ __forceinline__ void row_norm_wide(const RowOp &o, const float *x, fl
     }
     __syncthreads();
     float total = 0.0f;
+#pragma unroll 8
     for (int s = 0; s < S; s++) total = total + part[s];
     const float r = 1.0f / sqrtf((o.i[1] ? total : total / (float)n) + o.f);
-    for (int c0 = threadIdx.x; c0 < n; c0 += blockDim.x * AT_ONCE) {
-        float v[AT_ONCE], w[AT_ONCE];
+    for (int c0 = threadIdx.x; c0 < n; c0 += step * AT_ONCE) {
+        if (c0 >= step) read(c0);
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            const int c = c0 + k * blockDim.x;
-            v[k] = c < n ? x[c] : 0.0f;
-            w[k] = o.w && c < n ? __ldg(o.w + c) : 1.0f;
-        }
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
-            const int c = c0 + k * blockDim.x;
-            if (c < n) y[c] = o.w ? (v[k] * r) * w[k] : v[k] * r;
+            const int c = c0 + k * step;
+            if (c < n) y[c] = w ? (own[k] * r) * scale[k] : own[k] * r;
         }
     }
 }
@@ -214,24 +220,81 @@ __device__ __forceinline__ void row_rope(const RowOp &o, float *x, int row) {
     }
 }
 
+/* y[i] = f(a[i], b[i]) over a row, b only where PAIR: a thread asks for all its values of a round before it uses one, for a round trip takes longer
+ * than the work of a row */
+template <bool PAIR, class F> __device__ __forceinline__ void row_each(int n, const float *a, const float *b, float *y, F f) {
+    enum { AT_ONCE = 8 };
+    const int step = blockDim.x;
+    for (int c0 = threadIdx.x; c0 < n; c0 += step * AT_ONCE) {
+        float u[AT_ONCE], v[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int c = c0 + k * step;
+            u[k] = c < n ? a[c] : 0.0f;
+            v[k] = PAIR && c < n ? b[c] : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (c0 + k * step < n) y[c0 + k * step] = f(u[k], v[k]);
+    }
+}
+
+/* the same where a value's place in a or b has to be found: from(i, &a's, &b's place), NULL where it is not read */
+template <class From, class F> __device__ __forceinline__ void row_gather(int n, float *y, From from, F f) {
+    enum { AT_ONCE = 4 };
+    const int step = blockDim.x;
+    for (int c0 = threadIdx.x; c0 < n; c0 += step * AT_ONCE) {
+        float u[AT_ONCE], v[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const float *a = NULL, *b = NULL;
+            if (c0 + k * step < n) from(c0 + k * step, &a, &b);
+            u[k] = a ? *a : 0.0f;
+            v[k] = b ? *b : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (c0 + k * step < n) y[c0 + k * step] = f(u[k], v[k]);
+    }
+}
+
 __device__ __forceinline__ void row_map(const RowOp &o, const float *a, const float *b, float *y) {
-    float inv = o.code == ROW_SOFTCAP ? 1.0f / o.f : 0.0f, c = o.code == ROW_SCALE && o.w ? __ldg(o.w) : o.f;
-    for (int i = threadIdx.x; i < o.n; i += blockDim.x) {
-        switch (o.code) {
-        case ROW_ADD: y[i] = a[i] + b[i]; break;
-        case ROW_SCALE: y[i] = a[i] * c; break;
-        case ROW_GLU: y[i] = (o.i[0] ? bw_gelu(a[i]) : bw_silu(a[i])) * b[i]; break;
-        case ROW_GATE: y[i] = a[i] * bw_sigmoid(b[i / (o.n / o.nb)]); break;
-        case ROW_SIGMOID: y[i] = bw_sigmoid(a[i]); break;
-        case ROW_DECAY: y[i] = bw_exp(__ldg(o.w + i) * bw_softplus(a[i] + __ldg(o.cs + i))); break;
-        case ROW_CONCAT: {
-            int n = o.n / o.i[0], na = o.na / o.i[0], h = i / n, c = i % n;
-            y[i] = c < na ? a[h * na + c] : b[h * (n - na) + c - na];
-            break;
-        }
-        case ROW_SLICE: { int size = o.n / o.i[0]; y[i] = a[i / size * (o.na / o.i[0]) + o.i[1] + i % size]; break; }
-        default: y[i] = o.f * bw_tanh(a[i] * inv); break;
-        }
+    const int n = o.n;
+    switch (o.code) {
+    case ROW_ADD: return row_each<true>(n, a, b, y, [](float u, float v) { return u + v; });
+    case ROW_SCALE: {
+        const float c = o.w ? __ldg(o.w) : o.f;
+        return row_each<false>(n, a, b, y, [=](float u, float) { return u * c; });
+    }
+    case ROW_GLU: {
+        const bool gelu = o.i[0] == 1;
+        return row_each<true>(n, a, b, y, [=](float u, float v) { return (gelu ? bw_gelu(u) : bw_silu(u)) * v; });
+    }
+    case ROW_GATE: {
+        const int run = n / o.nb;
+        return row_gather(n, y, [=](int i, const float **u, const float **v) { *u = a + i; *v = b + i / run; }, [](float u, float v) { return u * bw_sigmoid(v); });
+    }
+    case ROW_SIGMOID: return row_each<false>(n, a, b, y, [](float u, float) { return bw_sigmoid(u); });
+    case ROW_DECAY:
+        for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = bw_exp(__ldg(o.w + i) * bw_softplus(a[i] + __ldg(o.cs + i)));
+        return;
+    case ROW_CONCAT: {
+        const int size = n / o.i[0], na = o.na / o.i[0];
+        return row_gather(n, y, [=](int i, const float **u, const float **v) {
+            int h = i / size, c = i % size;
+            if (c < na) *u = a + h * na + c;
+            else *u = b + h * (size - na) + c - na;
+            (void)v;
+        }, [](float u, float) { return u; });
+    }
+    case ROW_SLICE: {
+        const int size = n / o.i[0], pitch = o.na / o.i[0], first = o.i[1];
+        return row_gather(n, y, [=](int i, const float **u, const float **v) { *u = a + i / size * pitch + first + i % size; (void)v; }, [](float u, float) { return u; });
+    }
+    default: {
+        const float inv = 1.0f / o.f, cap = o.f;
+        return row_each<false>(n, a, b, y, [=](float u, float) { return cap * bw_tanh(u * inv); });
+    }
     }
 }
 
@@ -247,18 +310,22 @@ __device__ __forceinline__ void rows_quant(const RowsQuant &z, int row, int *fau
     }
 }
 
-/* One block a row; ops one after the other with a barrier between. want: the rows are the wanted ones. */
+/* One block a row; ops one after the other with a barrier between. want: the rows are the wanted ones. The ops are copied before the dependency wait:
+ * nothing writes them. */
+enum { ROWS_HELD = 16 };
 static __global__ void __launch_bounds__(512, 2) k_rows(const RowOp *ops, int n_ops, int want, RowsQuant z, StepRows s) {
     __shared__ RouteShared route;
     __shared__ float part[64];
+    __shared__ RowOp held[ROWS_HELD];
     const int i = blockIdx.x;
     pdl_trigger();
+    for (int k = threadIdx.x; k < min(n_ops, (int)ROWS_HELD) * (int)(sizeof(RowOp) / 4); k += blockDim.x) ((uint32_t *)held)[k] = __ldg((const uint32_t *)ops + k);
     pdl_wait();
     for (int k = 0; k < n_ops; k++) {
-        const RowOp &o = ops[k];
+        __syncthreads();
+        const RowOp &o = k < ROWS_HELD ? held[k] : ops[k];
         float *y = o.y + (size_t)i * o.n;
         const float *a = o.a + (size_t)i * o.na, *b = o.b + (size_t)i * o.nb;
-        if (k) __syncthreads();
         if (o.code == ROW_NORM && o.i[0] == 1 && o.n <= 64 * 256) row_norm_wide(o, a, y, part);
         else if (o.code == ROW_NORM) row_norm(o, a, y);
         else if (o.code == ROW_ROPE) row_rope(o, y, want ? s.want_row[i] : i);
