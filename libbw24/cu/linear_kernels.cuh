@@ -65,10 +65,10 @@ template <class U> void linear_gemm(Queue &q, const LinearArgs &a) {
 }
 template <class U> void linear_embed(Queue &q, const EmbedArgs &a, const StepRows &s) { launch(q, k_embed<U>, dim3((unsigned)s.n), 256, 0, a, s); }
 template <class U> void linear_pack(Queue &q, const PackArgs &a) {
-    launch(q, k_pack<U>, dim3((unsigned)((a.rows + 15) / 16 * a.segs)), 128, 0, a);
+    launch(q, k_pack<U>, dim3((unsigned)((a.rows + 15) / 16 * a.segs)), 128, 0, a, LiftArgs());
 }
 template <class U> void linear_lift(Queue &q, const LiftArgs &a) {
-    launch(q, k_lift<U>, dim3((unsigned)((a.rows + 31) / 32 * 2 * a.segs)), 128, 0, a);
+    launch(q, k_pack<U>, dim3((unsigned)((a.rows + 31) / 32 * 2 * a.segs)), 128, 0, PackArgs(), a);
 }
 
 #define BW_LINEAR_KERNELS(name, U, many, pack, lift) \

@@ -121,13 +121,6 @@ template <class U> __device__ __forceinline__ void pack_segment(const uint8_t *r
     }
 }
 
-template <class U> __global__ void __launch_bounds__(128) k_pack(PackArgs a) {
-    const int seg = blockIdx.x % a.segs, tile = blockIdx.x / a.segs, row = threadIdx.x >> 3, at = tile * 16 + row;
-    if (at >= a.rows) return;
-    const uint8_t *raw = a.raw + (size_t)at * a.row_bytes + (size_t)seg * RawSegment<U>::BYTES;
-    pack_segment<U>(raw, min(8, a.cols / 32 - seg * 8), a.units + (size_t)blockIdx.x * U::UNIT, row, threadIdx.x & 7);
-}
-
 /* Backend cpu's packed tiles -> units, all of the matrix's. A block of 128 threads makes a unit: the tile's groups of the segment to shared memory, from
  * there to rows of the file, from those to the unit; so nothing but whole lines goes to and from memory. */
 struct LiftArgs { bw_untile u; const uint8_t *tiles; uint8_t *units; int rows, cols, segs; size_t tile_bytes; };
@@ -137,7 +130,7 @@ __device__ __forceinline__ void copy_words(uint8_t *to, const uint8_t *from, int
     for (int i = threadIdx.x; i < bytes / 4; i += blockDim.x) ((uint32_t *)to)[i] = from ? __ldcs((const uint32_t *)from + i) : 0;
 }
 
-template <class U> __global__ void __launch_bounds__(128) k_lift(LiftArgs a) {
+template <class U> __device__ __forceinline__ void lift_unit(const LiftArgs &a) {
     __shared__ __align__(16) uint8_t in[16 * RawSegment<U>::BYTES + LIFT_HEADS], rows[16 * RawSegment<U>::BYTES], unit[U::UNIT];
     const int seg = blockIdx.x % a.segs, tile = blockIdx.x / a.segs, groups = min(8, a.cols / 32 - seg * 8), row = threadIdx.x >> 3;
     const bool some = tile * UNTILE_ROWS < a.rows;
@@ -153,6 +146,15 @@ template <class U> __global__ void __launch_bounds__(128) k_lift(LiftArgs a) {
     __syncthreads();
     uint32_t *to = (uint32_t *)(a.units + (size_t)blockIdx.x * U::UNIT);
     for (int i = threadIdx.x; i < U::UNIT / 4; i += 128) to[i] = ((uint32_t *)unit)[i];
+}
+
+/* units from the file's rows, or, where lift.tiles is not NULL, from packed tiles */
+template <class U> __global__ void __launch_bounds__(128) k_pack(PackArgs a, LiftArgs lift) {
+    if (lift.tiles) return lift_unit<U>(lift);
+    const int seg = blockIdx.x % a.segs, tile = blockIdx.x / a.segs, row = threadIdx.x >> 3, at = tile * 16 + row;
+    if (at >= a.rows) return;
+    const uint8_t *raw = a.raw + (size_t)at * a.row_bytes + (size_t)seg * RawSegment<U>::BYTES;
+    pack_segment<U>(raw, min(8, a.cols / 32 - seg * 8), a.units + (size_t)blockIdx.x * U::UNIT, row, threadIdx.x & 7);
 }
 
 /* EMBED: y [rows][cols] = row token * c. type: FloatType of float weights; of units 1 where the type has minima (adding +0 would lose a -0) */

@@ -19,9 +19,9 @@ template <class U> void check(const char *name, bw_untile u, int rows, int cols)
         for (int g = 0; g < groups; g += u.block)
             bw_untile_block(&u, packed.data() + r / 16 * tile_bytes, g, r % 16, raw.data() + r * row_bytes + (size_t)g / u.block * u.bytes);
     PackArgs p = {raw.data(), want.data(), rows, cols, segs, row_bytes};
-    emu::launch([&] { k_pack<U>(p); }, dim3(tiles * segs), 128);
+    emu::launch([&] { k_pack<U>(p, LiftArgs()); }, dim3(tiles * segs), 128);
     LiftArgs l = {u, packed.data(), got.data(), rows, cols, segs, tile_bytes};
-    emu::launch([&] { k_lift<U>(l); }, dim3((rows + 31) / 32 * 2 * segs), 128);
+    emu::launch([&] { k_pack<U>(PackArgs(), l); }, dim3((rows + 31) / 32 * 2 * segs), 128);
     bool same = want == got;
     printf("%s %s %d x %d\n", same ? "PASS" : "FAIL", name, rows, cols);
     bad |= !same;
