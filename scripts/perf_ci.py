@@ -204,7 +204,7 @@ def busy_workers(base: Side, new: Side) -> float:
 def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[list | str, list | str], before: list[dict[str, Any]],
           accept_change: str | None) -> tuple[int, list[str], dict[str, Any]]:
     """Exit code, what to say, and the row's cells. `before`: green rows, oldest first, for the drift since the last anchor."""
-    said, cells, status = [], {}, GREEN
+    said, wide, cells, status = [], [], {}, GREEN
     for name, values in ratios.items():
         low, high, coverage = median_interval(values)
         middle = sorted(values)[len(values) // 2]
@@ -220,8 +220,13 @@ def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[lis
         elif before and drift * high / middle < 1 - DRIFT:
             status = RED
             said.append(f"RED {name}: {drift:.3f} of the anchor's speed, lost over {len(before)} green rows; measure with --base ANCHOR")
+        elif middle < 1 - DRIFT:  # what looks lost and cannot be told from noise must not become the next baseline
+            wide.append(f"NOT MEASURED {name}: {middle:.3f}, but the interval {low:.3f}..{high:.3f} is too wide to tell")
         else:
             said.append(f"ok  {name}: {middle:.3f} ({low:.3f}..{high:.3f}), since the anchor {drift:.3f}")
+    if wide and status == GREEN:
+        status = UNMEASURED
+    said += wide
     loud = sum(u > DISTURBED for u in others)
     if loud and (status == RED or loud > len(others) // 2):
         status = UNMEASURED
