@@ -83,7 +83,10 @@ __device__ __forceinline__ void gdn_inputs(const GdnArgs &a, const int *order, c
     for (int e = 0; e < GDN_CHUNK; e++)
         if (e < m && ch.c >= 0) raw[e * GDN_CHANNELS] = __ldcg(a.conv.x + (size_t)order[r0 + e] * a.conv.n + ch.c);
     if (warp == 6 && lane < m) sh.row[lane].b = bw_sigmoid(__ldcg(a.beta + (size_t)order[r0 + lane] * a.d.heads + at.head));
-    if (warp == 7 && lane < m) sh.row[lane].g = bw_exp(__ldg(a.a + at.head) * bw_softplus(__ldcg(a.decay + (size_t)order[r0 + lane] * a.d.heads + at.head) + __ldg(a.dt + at.head)));
+    if (warp == 7 && lane < m) {
+        const float x = __ldcg(a.decay + (size_t)order[r0 + lane] * a.d.heads + at.head);
+        sh.row[lane].g = bw_exp(__ldg(a.a + at.head) * bw_softplus(x + __ldg(a.dt + at.head)));
+    }
 #pragma unroll 1
     for (int e = 0; e < m && ch.c >= 0; e++) {
         const float x = raw[e * GDN_CHANNELS], y = ch.step(a, x);

@@ -54,7 +54,10 @@ static __global__ void __launch_bounds__(ROUTER_THREADS, 2) k_router(RouterArgs 
     const int n0 = (extra ? blockIdx.x - first : blockIdx.x) * ROUTER_OUTS, type = a.type[extra];
     float *xs = router_mem, *ws = xs + S * ROUTER_PITCH, *sums = ws + ROUTER_OUTS * S * ROUTER_PITCH, *squares = sums + ROUTER_OUTS * S;
     pdl_trigger();
-    for (int o = 0; o < ROUTER_OUTS; o++) router_weights(type, p.w + (n0 + o < p.n ? (size_t)(n0 + o) * a.cols * float_bytes(type) : 0), n0 + o < p.n ? a.cols : 0, S, ws + o * S * ROUTER_PITCH);
+    for (int o = 0; o < ROUTER_OUTS; o++) {
+        const int cols = n0 + o < p.n ? a.cols : 0;
+        router_weights(type, p.w + (cols ? (size_t)(n0 + o) * a.cols * float_bytes(type) : 0), cols, S, ws + o * S * ROUTER_PITCH);
+    }
     norm_row({a.x + (size_t)row * a.cols, a.w, a.cols, a.l2, a.eps}, ROUTER_THREADS / 32, squares, [&](int seg, int c, const float (&v)[8], int count) {
 #pragma unroll
         for (int j = 0; j < 8; j++) xs[seg * ROUTER_PITCH + lane * 8 + j] = v[j];
