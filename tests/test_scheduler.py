@@ -220,8 +220,8 @@ def test_memory_for_one_sequence_serves_many_with_the_same_replies(engine, model
     for case, one in zip(work, jobs, strict=True):
         assert collect(one) == [solo(model, *case)]
         peak = max(peak, engine.memory()["kv"])
-    # going back in a kept sequence may write one version of the state between two steps
-    assert 0 < scheduler.counters.preemptions < 20 and peak <= room + state_bytes(model) // 2
+    # going back in a kept sequence writes one version of the state between two steps, which a look at the wrong time counts
+    assert 0 < scheduler.counters.preemptions < 20 and peak <= room + state_bytes(model)
     scheduler.close()
     assert engine.memory()["kv"] == 0
 
