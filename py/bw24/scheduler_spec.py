@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import speculate
+from . import plain, speculate
 from .errors import Bw24Error
 from .scheduler import Piece, Scheduler, _Run, now
 from .speculate import AUTO, RACE, Drafted, Rounds, check_depth
@@ -98,8 +98,10 @@ class DraftingScheduler(Scheduler):
             self._emit(run, tokens)
 
     def _alone(self, run: _Run) -> list[list[int]]:
-        """Tokens of the only reply, where it drafts nothing."""
-        return [run.seq.plain(run.tokens[-1], run.tokens, min(self._left(run), run.seq.room()) + 1)]
+        """Tokens of the only reply, where it drafts nothing: several a call, for whose pages there is room."""
+        most = min(self._left(run), run.seq.room()) + 1
+        self._make_room([(run, min(most, plain.MOST))])
+        return [run.seq.plain(run.tokens[-1], run.tokens, most)]
 
     def _judge(self, runs: list[_Run]) -> None:
         """Rows of logits for each, whose tokens are picked here: drafts serve as far as the picks are the same."""
