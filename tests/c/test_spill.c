@@ -224,7 +224,7 @@ static void test_faults(void) {
 
 /* a device that does not answer: the step ends with an error, what comes late changes nothing, and a model can be freed meanwhile */
 static void test_hanging_device(void) {
-    static bw_spill *kept; /* its readers still use it */
+    static bw_spill *volatile kept[2]; /* their readers still use them */
     const int64_t patience = bw_spill_sys.patience_ns;
     int64_t pos;
     reference(all_of_1);
@@ -243,10 +243,10 @@ static void test_hanging_device(void) {
         bw_spill_sys.patience_ns = 150000000;
         mode = HANGS;
         CHECK(run(m, got, &pos) == BW24_E_IO);
-        kept = m->spill;
+        kept[i] = m->spill;
         begun = bw_spill_clock();
         bw24_model_free(m);
-        CHECK(bw_spill_clock() - begun < 6000000000 && kept != NULL);
+        CHECK(bw_spill_clock() - begun < 6000000000 && kept[i] != NULL);
         mode = PLAIN;
         bw_spill_sys.patience_ns = patience;
         usleep(20000); /* the readers leave */
