@@ -64,6 +64,9 @@ OBJ     := $(filter-out $(FAULTY),$(C_FILES))
 OBJ     := $(OBJ:%.c=$(BUILD)/%.o) $(FAULTY:%.c=$(dir $(SO))%.o)
 C_TESTS := $(patsubst tests/c/%.c,$(BUILD)/tests/%,$(wildcard tests/c/test_*.c))
 PYTEST  := $(PYTHON) -m pytest
+# each step is one short line; V=1 shows whole commands
+Q   := $(if $(filter 1,$(V)),,@)
+SAY  = $(if $(Q),@printf '  %-5s %s\n' $(1) $(2))
 JOBS     = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) # all cores, unless -j was given
 # Python tests that are about the C code; leaks are left to the C tests, the interpreter has its own
 SANITIZED := tests/test_gate.py tests/test_sampling.py tests/test_gguf_hostile.py
@@ -82,22 +85,26 @@ install: ## install the Python package, editable, with what it needs (nothing to
 	@$(PYTHON) scripts/python_env.py installed || $(PIP) --editable .
 
 $(SO): $(OBJ) $(CU_OBJ) $(BUILD)/flags
-	$(LINK) -o $@ $(OBJ) $(CU_OBJ) $(LDLIBS)
+	$(call SAY,link,$@)
+	$(Q)$(LINK) -o $@ $(OBJ) $(CU_OBJ) $(LDLIBS)
 	@if [ "$@" = py/bw24/libbw24.so ]; then cp libbw24/bw24.h py/bw24/bw24.h; fi
 
 # build/obj/flags and build/obj/revision change only when their content does; every object depends on the first, one object on the second
 # (private: flags of one object must not reach its prerequisites)
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c -o $@ $<
+	$(call SAY,cc,$<)
+	$(Q)$(CC) $(CFLAGS) -c -o $@ $<
 ifneq ($(FAULT),)
 $(FAULTY:%.c=$(dir $(SO))%.o): $(dir $(SO))%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -DBW24_FAULT=$(FAULT) -c -o $@ $<
+	$(call SAY,cc,$<)
+	$(Q)$(CC) $(CFLAGS) -DBW24_FAULT=$(FAULT) -c -o $@ $<
 endif
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(BW24_NVCC) $(NVCCFLAGS) -Xptxas -v -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
+	$(call SAY,nvcc,$<)
+	$(Q)$(BW24_NVCC) $(NVCCFLAGS) -Xptxas -v -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
 	@grep -i warning $(@:.o=.ptxas) >&2 || true
 $(filter %_avx512.o,$(OBJ)): private CFLAGS += $(AVX512)
 $(filter %_avxvnni.o,$(OBJ)): private CFLAGS += $(AVXVNNI)
@@ -117,7 +124,8 @@ CUDA_HOME := $(dir $(realpath $(BW24_NVCC)))..
 CUDART = $(firstword $(wildcard $(foreach d,$(CUDA_HOME) /usr/local/cuda,$(d)/lib64/libcudart_static.a $(d)/lib/libcudart_static.a)))
 $(BUILD)/tests/%: tests/c/%.c $(OBJ) $(CU_OBJ)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $< $(OBJ) $(CU_OBJ) $(LDLIBS) $(if $(CU_OBJ),$(CUDART) -ldl -lrt -lstdc++)
+	$(call SAY,cc,$<)
+	$(Q)$(CC) $(CFLAGS) -o $@ $< $(OBJ) $(CU_OBJ) $(LDLIBS) $(if $(CU_OBJ),$(CUDART) -ldl -lrt -lstdc++)
 
 ctest: $(C_TESTS) ## the C tests alone
 	@for t in $(C_TESTS); do echo "== $$t"; $$t || exit 1; done
@@ -189,6 +197,6 @@ clean: ## remove what was built
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
-	@echo "variables: PYTHON CC BUILD CUDA=0|1 CUARCH='90a 120a' BW24_NVCC SAN=1 FAULT=n"
+	@echo "variables: PYTHON CC BUILD CUDA=0|1 CUARCH='90a 120a' BW24_NVCC SAN=1 FAULT=n V=1"
 
 -include $(OBJ:.o=.d) $(C_TESTS:%=%.d) $(CU_OBJ:.o=.d)
