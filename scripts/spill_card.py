@@ -31,14 +31,14 @@ examples:
 COUNTED = ("visits", "vram_visits", "visit_hits", "bytes_read", "wait_ns", "compute_ns", "card_ns", "lifted", "swaps")
 
 
-def prompt_ids(n: int, vocab: int) -> list[int]:
-    """A fixed prompt that repeats nothing."""
-    return np.random.default_rng(7).integers(3, min(vocab, 100000), n).tolist()
+def prompt_ids(n: int, vocab: int, seed: int = 7) -> list[int]:
+    """A fixed prompt of random tokens."""
+    return np.random.default_rng(seed).integers(3, min(vocab, 100000), n).tolist()
 
 
-def greedy(engine: Any, args: argparse.Namespace) -> dict[str, Any]:
+def greedy(engine: Any, args: argparse.Namespace, seed: int = 7) -> dict[str, Any]:
     """A prompt, then greedy tokens: seconds of both, a digest of the ids, counters of the decoded tokens."""
-    ids = prompt_ids(args.prompt, engine.n_vocab)
+    ids = prompt_ids(args.prompt, engine.n_vocab, seed)
     spill = engine.spill
     with engine.sequence() as seq:
         seq.prefill(ids[:64], "none")

@@ -16,8 +16,8 @@ static const double BUS_BESIDE = 0.85, CPU_FIRST = 60e9;
 
 static double seconds_since(int64_t begun) { return (double)(bw_spill_clock() - begun) * 1e-9; }
 
-/* the first narrow step measures the bus: two copies of a slice of pinned memory */
-static int make_bus(bw24_model *m) {
+/* the first step measures the bus: two copies of a slice of pinned memory */
+int cu_bus_make(bw24_model *m) {
     CuBus *b = &model_of(m)->split->bus;
     if (b->bus_rate > 0) return 0;
     int rc = cu_lift_make(m);
@@ -31,7 +31,7 @@ static int make_bus(bw24_model *m) {
     for (int i = 0; i < 2 && !e; i++) e = cudaMemcpyAsync(c->raw[i], c->stage[i], STAGE_BYTES, cudaMemcpyHostToDevice, copies);
     if (!e) e = cudaStreamSynchronize(copies);
     if (e) return cu_fail(m->ctx, e, "a stream for experts");
-    b->bus_rate = BUS_BESIDE * 2 * (double)STAGE_BYTES / std::max(1e-4, seconds_since(begun));
+    b->bus_rate = 2 * (double)STAGE_BYTES / std::max(1e-4, seconds_since(begun));
     b->cpu_rate = CPU_FIRST;
     return 0;
 }
@@ -46,7 +46,7 @@ static int share_of_bus(const CuBus *b, double bytes, int missing) {
     int best = 0;
     double least = missing * bytes / b->cpu_rate;
     for (int k = 1; k <= missing && k <= BUS_MOST; k++) {
-        double t = std::max((missing - k) * bytes / b->cpu_rate, BUS_FIXED + k * bytes / b->bus_rate);
+        double t = std::max((missing - k) * bytes / b->cpu_rate, BUS_FIXED + k * bytes / (BUS_BESIDE * b->bus_rate));
         if (t < least) { least = t; best = k; }
     }
     return best;
@@ -91,7 +91,7 @@ int cu_bus_choose(Pass &p, const CuExperts &x, int n) {
     }
     b->missing = (int)missing.size();
     if (!y.packed || missing.empty()) return 0;
-    int rc = make_bus(p.m);
+    int rc = cu_bus_make(p.m);
     b->there = true;
     for (int e : missing) b->there &= bw_spill_in_ram(p.m->spill, x.layer, e);
     if (!rc) pick(p, s, x.layer, missing, share_of_bus(b, (double)y.packed, b->missing));

@@ -234,6 +234,7 @@ int cu_split_layer(bw24_model *m, const bw_list *l, int op, CuExperts *x);
 bool cu_split_waits(const bw24_model *m, const CuList *s); /* some step of the list waits for the processor's experts */
 void cu_split_free(CuModel *s);
 /* bus.cu */
+int cu_bus_make(bw24_model *m);                            /* what the bus needs, and its rate, once */
 void cu_bus_free(CuBus *b);
 void cu_bus_time(CuSplit *s, double bytes, int64_t begun); /* the processor's part of the layer in hand took until now */
 void cu_bus_end(bw24_model *m, bool failed);               /* the device is done with what it took */

@@ -12,12 +12,12 @@ namespace bw {
 enum { UNIT = 256 }; /* bytes: what places in the set are counted in */
 
 /* Pairs from which on an expert is sooner done over the bus and through the card than by the processor: a fixed part of 120 us for launches and copies and
- * its bytes at 25 GB/s, against the processor's operations at 1 a ps (16 cores). An expert of 10.6 MB: 15 pairs; one of 0.9 MB: 46, and with a limit
- * of 8 a prompt over those took 1.2 to 1.7 times as long as on the processor. */
-static int lift_from(const CuSplitLayer &y) {
+ * its bytes at the bus's measured rate, against the processor's operations at 62.5 a ns and thread (int8 products of many rows). 16 threads, 50 GB/s: an expert
+ * of 10.6 MB from 9 pairs on, one of 0.9 MB from 44; with a limit of 8 a prompt over those took 1.2 to 1.7 times as long as on the processor. */
+static int lift_from(const bw24_model *m, const CuSplitLayer &y, double bus_rate) {
     double ops = 0;
-    for (auto &m : y.m) ops += 2.0 * m.rows * m.cols;
-    return 1 + (int)((120e-6 + (double)y.packed / 25e9) / (ops * 1e-12));
+    for (auto &x : y.m) ops += 2.0 * x.rows * x.cols;
+    return 1 + (int)((120e-6 + (double)y.packed / bus_rate) * 62.5e9 * m->ctx->threads / ops);
 }
 
 /* ---- making */
@@ -301,9 +301,10 @@ bool run_split(Pass &p, const CuStep &c) {
     cu_bus_end(p.m, false);
     if (!choices_exist(s, x, n)) return p.unrouted = true;
     const CuSplitLayer &y = s->layers[(size_t)x.layer];
-    if (narrow) p.rc = cu_bus_choose(p, x, n);
+    p.rc = narrow ? cu_bus_choose(p, x, n) : y.packed ? cu_bus_make(p.m) : 0;
     bw_host_step &h = s->step;
-    if (!p.rc) p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, !narrow && y.packed ? lift_from(y) : 0, s->bus.n ? s->bus.lifts.data() : NULL, &h);
+    const int lift = narrow || p.rc || !y.packed ? 0 : lift_from(p.m, y, s->bus.bus_rate);
+    if (!p.rc) p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, lift, s->bus.n ? s->bus.lifts.data() : NULL, &h);
     if (p.rc) return true;
     s->begun = bw_spill_clock();
     if (h.first_set) {

@@ -122,7 +122,7 @@ def situation(model: Model, choice: devices.Choice, tiers: Tiers, draft: Draft |
     """What a placement depends on, as this machine is now. ctx, rows: what was asked for, None: nothing."""
     free = choice.facts.free if choice.cuda and choice.facts else available_memory()
     wide = rows or step_rows(choice.backend)
-    need = lambda n: kv_bytes(model, kv, n, wide, draft)  # noqa: E731
+    need = lambda n: kv_bytes(model, kv, n, wide, draft, choice.cuda)  # noqa: E731
     return Situation(model, choice, tiers, draft, kv, ctx, wide, rows is not None, free, available_memory(reserve=True), need)
 
 

@@ -4,7 +4,7 @@ backend and what it says about it; allocates nothing. sizes.py predicts, tiers.p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .errors import Bw24Error
@@ -21,6 +21,7 @@ UNSUPPORTED = -3  # BW24_E_UNSUPPORTED
 E_MEMORY = -2  # BW24_E_MEMORY
 KV_SHARE = 8  # of what is free after the weights outside the experts, a part in so many is left to the KV cache
 CYCLES = 8.0  # below so many tokens' worth of experts a share for each layer hit more than one list, above alike (docs/HY3-SPILL.md)
+PAGE_TOKENS = 64  # of a page of the KV cache
 MODEST = 4096  # tokens of context that a card must have room for before experts leave it, where none was asked for
 LIFTED = 6  # experts for which a card has room while they pass through it for one step (cu/lift.cu)
 MARGIN = 64 << 20  # bytes of a card's memory left alone: tables of experts, what the driver takes as it goes
@@ -66,10 +67,20 @@ class Card:
         return self.rest + self.experts + self.kv(self.ctx or min(self.own, MODEST)) <= self.limit
 
     @property
+    def room(self) -> int:
+        """What experts and the KV cache share; below 0 where not even the rest fits."""
+        return self.limit - self.rest - self.scratch - MARGIN
+
+    @property
+    def cache_room(self) -> int:
+        """The cache's part of it where no context was asked for."""
+        return max(0, self.room) // KV_SHARE
+
+    @property
     def set_bytes(self) -> int:
         """What is left for experts, beside the cache asked for, or an eighth for it. Raises Bw24Error where not even the rest fits."""
-        room = self.limit - self.rest - self.scratch - MARGIN
-        cache = self.kv(self.ctx) if self.ctx else min(self.kv(self.own), max(0, room) // KV_SHARE)
+        room = self.room
+        cache = self.kv(self.ctx) if self.ctx else min(self.kv(self.own), self.cache_room)
         if room < cache:
             kv = f", and {cache >> 20} MiB of KV cache" if self.ctx else ""
             raise Bw24Error(f"the card's {self.limit >> 20} MiB do not hold the weights that every token needs, {self.rest >> 20} MiB with work "
@@ -156,14 +167,16 @@ class Situation:
     granted: int
     kv: Callable[[int], int]
 
-    def predicted(self) -> Sizes:
-        """What the whole model takes with every weight in the device's memory. Raises Bw24Error where the backend does not run it."""
+    def predicted(self, context: int | None = None) -> Sizes:
+        """What the whole model takes with every weight in the device's memory, at a context (default: the one asked for, else the model's own: work
+        memory of attention grows with it). Raises Bw24Error where the backend does not run it."""
         model, draft = self.model, self.draft
+        context = context or max(1, min(self.ctx or model.context_length, model.context_length))
         lists, own = {"trunk": model.list_text()}, {t.name for t in model.file.tensors.values()}
         if draft and not draft.nbytes and draft.role == "mtp":
             lists["mtp"] = draft.builder.text()
         tensors = [*model.file.tensors.values(), *(Shape(n, F32, a.shape, a.nbytes) for n, a in model.made.items() if n not in own)]
-        return predict(tensors, lists, self.choice.backend, self.formats, model.context_length, self.rows)
+        return predict(tensors, lists, self.choice.backend, self.formats, context, self.rows)
 
 
 def beside_kv(s: Situation) -> int:
@@ -190,14 +203,26 @@ def _experts(model: Model, draft: Draft | None) -> int:
     return sum(model.file.tensors[op[2]].shape[2] for op in bank_of(model, draft).ops)
 
 
+def _card(s: Situation, limit: int, context: int | None) -> Card:
+    """The card's memory, with what the model takes of it at a context; None: the one asked for, if any."""
+    sizes = s.predicted(context)
+    rest = sizes.total - sizes.kv - sizes.state - sizes.experts + (s.draft.nbytes if s.draft else 0)
+    passing = LIFTED * sizes.experts // max(1, _experts(s.model, s.draft))
+    return Card(limit, rest, sizes.experts, s.kv, context or s.ctx, s.model.context_length, passing)
+
+
 def _on_card(s: Situation) -> tuple[Placement | None, int, int]:
-    """The same for a card: where all does not fit, the experts that do."""
+    """The same for a card: where all does not fit, the experts that do. Where no context was asked for, its work memory is that of the context which
+    the cache's part of the card holds."""
     if s.tiers.vram is not None and s.tiers.vram > s.free:
         raise Bw24Error(f"--vram {s.tiers.vram / 2**30:.1f}g: the card has {s.free / 2**30:.1f} GiB free", E_MEMORY)
     limit = s.free if s.tiers.vram is None else s.tiers.vram
-    sizes = s.predicted()
-    rest = sizes.total - sizes.kv - sizes.state - sizes.experts + (s.draft.nbytes if s.draft else 0)
-    passing = LIFTED * sizes.experts // max(1, _experts(s.model, s.draft))
-    card = Card(limit, rest, sizes.experts, s.kv, s.ctx, s.model.context_length, passing)
+    card = _card(s, limit, None)
+    open_context = s.ctx is None and not card.holds_all
+    while open_context and s.kv(card.ctx or card.own) > card.cache_room and (card.ctx or card.own) > PAGE_TOKENS:
+        card = _card(s, limit, max(PAGE_TOKENS, (card.ctx or card.own) // 2))
+    if open_context:
+        card = replace(card, ctx=card.ctx or card.own)
     found = decide(s.model, s.tiers, s.draft, s.free, s.granted, card)
-    return found, s.rows, limit - rest - (found.vram + passing + MARGIN if found else sizes.experts)
+    room = limit - card.rest - (found.vram + card.scratch + MARGIN if found else card.experts)
+    return found, s.rows, min(room, s.kv(card.ctx)) if open_context and card.ctx else room

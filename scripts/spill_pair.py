@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""A mixture larger than the card, beside llama.cpp on the same file and card: peers' settings are tried first, then both take turns; medians, ratios,
+memory of the card, where our token's time goes and what the cost model says.
+
+Owns the order of the runs and their records; spill_card.py owns one run. Random weights route as their bias says, so every figure is synthetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "py"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+MIB = 1 << 20
+EPILOG = """\
+examples:
+  spill_pair.py MODEL --vram 5.5g --ram 11g --peer-bin DIR --flags "-ncmoe 5 -fa 1 -ub 2048" --flags "-ncmoe 5 -fa 1 -ub 512" --rounds 5
+"""
+
+
+def card_used() -> int:
+    """MiB in use on the card, by everybody."""
+    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[0])
+
+
+class Watch:
+    """The most that the card's memory grew by, in MiB, while the block ran. Contexts of processes are in it."""
+
+    def __enter__(self) -> Watch:
+        self.least, self.most, self._end = card_used(), 0, False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        while not self._end:
+            self.most = max(self.most, card_used() - self.least)
+            time.sleep(0.15)
+
+    def __exit__(self, *_: object) -> None:
+        self._end = True
+        self._thread.join()
+
+
+def peer(args: argparse.Namespace, flags: str, prompt: int, tokens: int) -> dict[str, Any]:
+    """llama-bench on the file: tokens a second of a prompt and of decode, each after a warm-up; MiB of the card; {'error'} where it fails."""
+    words = [str(Path(args.peer_bin) / "llama-bench"), "-m", str(args.file), "-ngl", "99", "-p", str(prompt), "-n", str(tokens), "-r", "1",
+             "-o", "json", *flags.split()]
+    begun = time.perf_counter()
+    with Watch() as watch:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    out: dict[str, Any] = {"flags": flags, "device_mib": watch.most, "seconds": round(time.perf_counter() - begun, 1)}
+    if done.returncode:
+        return out | {"error": (done.stderr.strip().splitlines() or ["no message"])[-1][:200]}
+    rows = json.loads(done.stdout)
+    return out | {"threads": rows[0].get("n_threads"), "build": rows[0].get("build_number")} | {
+        "prefill" if r["n_prompt"] else "decode": round(r["avg_ts"], 2) for r in rows}
+
+
+def worker(args: argparse.Namespace) -> int:
+    """One engine: a line of facts when it is loaded, then a run for each line read."""
+    from bw24 import device
+    from bw24.engine import Engine
+    from bw24.source import open_model
+    from bw24.tiers import Tiers
+    from spill_card import greedy
+
+    tiers = Tiers(ram=args.ram, vram=args.vram, profile=str(args.profile) if args.profile else None, policy=args.policy)
+    free, started = device.query().free, time.perf_counter()
+    ctx = args.prompt + args.tokens + args.warm + 140
+    with open_model(args.file) as model, Engine(model, device="cuda", ctx=ctx, max_rows=args.rows, tiers=tiers) as engine:
+        print(json.dumps({"load_s": round(time.perf_counter() - started, 2), "note": engine.placement and engine.placement.note,
+                          "threads": engine.threads}), flush=True)
+        for turn, _ in enumerate(sys.stdin):  # each turn has a text of its own: the set must not have learnt it
+            run = greedy(engine, args, 7 + turn)
+            c = engine.spill.stats()
+            if c["peak"] > 1.05 * max(c["budget"], c["floor"]):
+                raise SystemExit(f"spill_pair: {c['peak']} bytes of experts in RAM, the budget is {c['budget']}")
+            used = (free - device.query().free) // MIB
+            print(json.dumps({**run, "device_mib": used, "limit_mib": args.vram // MIB, "set_mib": engine.placement.vram // MIB,
+                              "set_experts": c["vram_experts"], "peak_mib": c["peak"] // MIB, "budget_mib": c["budget"] // MIB,
+                              "direct": c["direct"]}), flush=True)
+    return 0
+
+
+class Ours:
+    """The worker in a process of its own, kept loaded between its turns."""
+
+    def __init__(self, argv: list[str]):
+        with Watch() as watch:
+            self._p = subprocess.Popen([sys.executable, __file__, *argv, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.facts = self._line()
+            self.facts["first"] = self.turn()
+        self.facts["device_mib_with_context"] = watch.most
+
+    def _line(self) -> dict[str, Any]:
+        line = self._p.stdout.readline()
+        if not line:
+            raise SystemExit(f"spill_pair: the worker ended with {self._p.wait()}")
+        return json.loads(line)
+
+    def turn(self) -> dict[str, Any]:
+        self._p.stdin.write("run\n")
+        self._p.stdin.flush()
+        return self._line()
+
+    def close(self) -> None:
+        self._p.stdin.close()
+        self._p.wait()
+
+
+def predicted(args: argparse.Namespace, run: dict[str, Any], threads: int) -> dict[str, Any]:
+    """The cost model with this machine's rates: at the hit shares that were measured, and at those that it expects itself."""
+    from bw24 import tier_plan
+    from bw24.check import open_context
+    from bw24.probe import rates
+    from bw24.source import open_model
+    from bw24.tiers import bank_of, rest_of
+
+    with open_model(args.file) as model:
+        bank = bank_of(model)
+        down = model.file.tensors[bank.ops[0][2]]
+        shape = tier_plan.Shape(bank.visits, bank.nbytes / (len(bank.ops) * down.shape[2]), bank.nbytes, rest_of(model, bank), len(bank.ops))
+        cpu = tier_plan.cpu_rate(down.type_id, down.shape[0], threads)
+        with open_context("cuda", None, None) as ctx:
+            found = rates(ctx)
+        disk, direct = tier_plan.disk_rate([args.file], 8, 0.3)
+    vram, pcie = found["read_gbps"] * 1e9, found["to_device_gbps"] * 1e9
+    r = tier_plan.Rates(cpu, disk, pcie, vram, shape.layers * tier_plan.LAYER_US / 1e3 + shape.rest / vram * 1e3)
+    measured = tier_plan.Hits(run["v"], run["r"], 1.0)
+    out: dict[str, Any] = {"rates_gbps": {"cpu": cpu / 1e9, "disk": disk / 1e9, "pcie": pcie / 1e9, "vram": vram / 1e9}, "disk_direct": direct}
+    for name, h in (("at_measured_hits", measured), ("at_planned_hits", tier_plan.hits(shape, args.vram, args.ram or 1 << 60))):
+        c = tier_plan.cost(shape, h, r)
+        out[name] = {**vars(h), "decode": c.rate, "ms": vars(c), "bus": tier_plan.over_bus(shape, h, r) / (shape.visits * shape.expert)}
+    return json.loads(json.dumps(out, default=float), parse_float=lambda x: round(float(x), 4))
+
+
+def median(rows: list[dict[str, Any]], key: str) -> float:
+    return statistics.median(r[key] for r in rows)
+
+
+def measure(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
+    """The sweep, the rounds, the prediction."""
+    swept = []
+    for flags in () if args.known else args.flags:
+        swept.append(peer(args, flags, args.prompt, 32))
+        print("try", json.dumps(swept[-1]), flush=True)
+    good = [row for row in swept if "decode" in row and row["device_mib"] <= args.most]
+    if not good and not args.known:
+        raise SystemExit("spill_pair: the peer ran with none of the flags")
+    best = {key: max(good, key=lambda row: row[key])["flags"] for key in ("prefill", "decode")} if good else {"prefill": args.flags[0],
+                                                                                                             "decode": args.flags[-1]}
+    ours, theirs = Ours(argv), []
+    rounds: list[dict[str, Any]] = []
+    for _ in range(args.rounds):
+        rounds.append(ours.turn())
+        print("bw24", json.dumps(rounds[-1]), flush=True)
+        for flags in sorted(set(best.values())):
+            theirs.append(peer(args, flags, args.prompt * (flags == best["prefill"]), args.tokens * (flags == best["decode"])))
+            print("peer", json.dumps(theirs[-1]), flush=True)
+    ours.close()
+    out: dict[str, Any] = {"file": args.file.name, "file_bytes": args.file.stat().st_size, "vram": args.vram, "ram": args.ram,
+                           "prompt": args.prompt, "tokens": args.tokens, "bw24": ours.facts | {"rounds": rounds},
+                           "llama.cpp": {"tried": swept, "best": best, "rounds": theirs}}
+    for key in ("prefill", "decode"):
+        their = [row for row in theirs if row["flags"] == best[key] and key in row]
+        pairs = [a[key] / b[key] for a, b in zip(rounds, their, strict=True)]
+        out[key] = {"bw24": round(median(rounds, key), 2), "llama.cpp": round(median(their, key), 2), "ratio": round(statistics.median(pairs), 3),
+                    "least": round(min(pairs), 3), "most": round(max(pairs), 3), "flags": best[key]}
+        print(key, json.dumps(out[key]), flush=True)
+    last = {k: median(rounds, k) for k in ("v", "bus", "r", "cpu", "card", "disk", "ms", "swaps", "device_mib", "peak_mib", "decode")}
+    out["breakdown"] = last
+    print("breakdown", json.dumps(last), flush=True)
+    out["predicted"] = predicted(args, last, ours.facts["threads"])
+    for name in ("at_measured_hits", "at_planned_hits"):
+        out["predicted"][name]["of_measured"] = round(out["predicted"][name]["decode"] / last["decode"], 3)
+    print("predicted", json.dumps(out["predicted"]), flush=True)
+    return out
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    from bw24.units import parse_size
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, metavar="MODEL")
+    parser.add_argument("--vram", type=parse_size, required=True, help="of the card, for the whole model")
+    parser.add_argument("--ram", type=parse_size, help="for experts (default: what the engine takes)")
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--policy", choices=("lru", "slru", "frozen"))
+    parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--warm", type=int, default=4, help="tokens before the clock starts (default: 4)")
+    parser.add_argument("--rows", type=int, default=2048, help="of a prompt's step (default: 2048)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer-bin", required=True, help="folder of llama-bench")
+    parser.add_argument("--flags", action="append", default=[], help="of llama-bench, once for each setting to try; the best ones take turns with us")
+    parser.add_argument("--known", action="store_true", help="try none: the first --flags are the peer's best for prompts, the last for decode")
+    parser.add_argument("--most", type=int, default=1 << 30, metavar="MIB", help="of the card, context included, that a peer's setting may take")
+    parser.add_argument("--record", type=Path, help="append a row to this JSONL file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    args.resident = args.bits = False
+    return args
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
+    if args.worker:
+        return worker(args)
+    row = measure(args, argv)
+    if args.record:
+        with open(args.record, "a", encoding="utf-8") as f:
+            f.write(json.dumps(row) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
