@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import mixtures
 from bw24 import abi, placement, tiers
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
+from bw24.placement import Situation
+from bw24.sizes import Sizes
 from bw24.source import open_model
 from bw24.tiers import Tiers
 
@@ -163,3 +166,30 @@ def test_backends_without_a_set_say_so(files):
     with open_model(files["hy_v3"], "keep") as model, pytest.raises(Bw24Error, match="no video memory"):
         Engine(model, device="cpu", tiers=Tiers(vram=1 << 20))
     assert abi.lib().bw24_spill_card(abi.ffi.NULL, abi.ffi.NULL, 0) == -1
+
+
+def test_the_set_gets_what_the_context_in_use_leaves(files, monkeypatch):
+    """Work memory of attention grows with the context: an asked one, or the one that the cache's part of the card holds, is what is counted."""
+    grows, seen = 1 << 16, []
+
+    def predict(tensors, lists, backend, kv, context, rows):
+        seen.append(context)
+        return Sizes(context, 56 << 20, 0, 0, 0, 0, (56 << 20) + context * grows, 0, 48 << 20)
+
+    monkeypatch.setattr(placement, "predict", predict)
+    with open_model(files["hy_v3"]) as model:
+        own, limit = model.context_length, 128 << 20
+        card = SimpleNamespace(cuda=True, backend="cuda")
+
+        def put(ctx, vram):
+            s = Situation(model, card, Tiers(vram=vram, force=True), None, {}, ctx, 64, True, 1 << 40, 1 << 40, lambda n: n << 14)
+            return placement.place(s)
+
+        for ctx in (64, 128):
+            found, _, room = put(ctx, limit + placement.MARGIN)
+            rest = (8 << 20) + ctx * grows
+            assert seen[-1] == ctx and room >= ctx << 14
+            assert found.vram + room + rest + placement.LIFTED * (48 << 20) // placement._experts(model, None) == limit
+        found, _, room = put(None, limit + placement.MARGIN)
+        chosen = room >> 14
+        assert own % chosen == 0 and seen[-1] == chosen and chosen << 14 <= limit // placement.KV_SHARE and found.vram > 0
