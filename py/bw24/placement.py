@@ -218,7 +218,7 @@ def _on_card(s: Situation) -> tuple[Placement | None, int, int]:
         raise Bw24Error(f"--vram {s.tiers.vram / 2**30:.1f}g: the card has {s.free / 2**30:.1f} GiB free", E_MEMORY)
     limit = s.free if s.tiers.vram is None else s.tiers.vram
     card = _card(s, limit, None)
-    open_context = s.ctx is None and not card.holds_all
+    open_context = s.ctx is None and not (card.holds_all and decide(s.model, s.tiers, s.draft, s.free, s.granted, card) is None)
     while open_context and s.kv(card.ctx or card.own) > card.cache_room and (card.ctx or card.own) > PAGE_TOKENS:
         card = _card(s, limit, max(PAGE_TOKENS, (card.ctx or card.own) // 2))
     if open_context:
