@@ -11,6 +11,7 @@ GAIN = 1.02  # drafting must promise this much more than plain decoding
 AGAIN, SELDOM = 32, 512  # rounds without drafts before one is tried: at first, and at most
 KEEP = 4  # rounds for which a plan is kept
 PLAIN_EVERY = 96  # rounds after which a plain step is measured again
+COLD = 3  # times that a form may be slow at first: code and pages are touched, on a card its graph is made
 
 
 class Costs:
@@ -20,36 +21,43 @@ class Costs:
         self.draft: float | None = None
         self.steps: dict[int, float] = {}
         self.counts: dict[int, int] = {}
+        self.drafts = 0  # rounds with drafts
         self._drafted = True  # in the round before
 
     def timed(self, drafts: int, rows: int, drafting: float, step: float) -> None:
         """A round with chains of `drafts` drafts, whose judging step had `rows` rows."""
         if drafts:
-            self.draft = _mean(self.draft, drafting / drafts)
+            self.drafts += 1
+            self.draft = _mean(self.draft, drafting / drafts, self.drafts)
         if drafts or not self._drafted:  # a plain step after drafts finds its weights gone from the caches
             self.counts[rows] = self.counts.get(rows, 0) + 1
-            self.steps[rows] = step if self.counts[rows] == 2 else _mean(self.steps.get(rows), step)  # the first of a width is slow
+            self.steps[rows] = _mean(self.steps.get(rows), step, self.counts[rows])
         self._drafted = drafts > 0
 
     def step(self, rows: int) -> float:
         """Seconds of a step: as measured; between two measured widths by their line; beyond the widest by two thirds of the slope to it, so
-        that wider steps are tried; below the narrowest as that one. Something was measured."""
-        if rows in self.steps:
-            return self.steps[rows]
-        below, above = max((w for w in self.steps if w < rows), default=None), min((w for w in self.steps if w > rows), default=None)
+        that wider steps are tried; below the narrowest as that one. A width that was measured a few times only counts where no other is known.
+        Something was measured."""
+        known = {w: s for w, s in self.steps.items() if self.counts[w] >= COLD} or self.steps
+        if rows in known:
+            return known[rows]
+        below, above = max((w for w in known if w < rows), default=None), min((w for w in known if w > rows), default=None)
         if below is None:
-            return self.steps[above]
+            return known[above]
         if above is None:
-            least = min(self.steps)
-            slope = (self.steps[below] - self.steps[least]) / (below - least) if below > least else 0.0
-            return self.steps[below] + max(slope, 0.0) * (rows - below) * 2 / 3
+            least = min(known)
+            slope = (known[below] - known[least]) / (below - least) if below > least else 0.0
+            return known[below] + max(slope, 0.0) * (rows - below) * 2 / 3
         share = (rows - below) / (above - below)
-        return self.steps[below] * (1 - share) + self.steps[above] * share
+        return known[below] * (1 - share) + known[above] * share
 
 
-def _mean(old: float | None, new: float) -> float:
-    """A running mean that a single disturbed measurement moves little."""
-    return new if old is None else 0.85 * old + 0.15 * min(new, 1.5 * old)
+def _mean(old: float | None, new: float, n: int) -> float:
+    """The n-th of a row of measurements and what was made of those before it: the least of the first ones, then a running mean that a single
+    disturbed one moves little."""
+    if old is None:
+        return new
+    return min(old, new) if n <= COLD else 0.85 * old + 0.15 * min(new, 1.5 * old)
 
 
 class Depth:
@@ -81,7 +89,7 @@ class Depth:
         if self._since_plain > PLAIN_EVERY or self.costs.counts.get(runs, 0) < 3:  # what plain decoding costs
             self._since_plain = 0 if self._since_plain > PLAIN_EVERY + 2 else self._since_plain
             return 0
-        if self.costs.draft is None:
+        if self.costs.draft is None or self.costs.drafts < COLD:
             return min(2, self.top)
         self._age += 1
         if self._age >= KEEP or runs != self._runs:
