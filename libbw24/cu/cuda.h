@@ -6,6 +6,7 @@
 #include <vector>
 #include "../cpu/host.h"
 #include "../internal.h"
+#include "chain.cuh"
 #include "fold.cuh"
 #include "gdn.cuh"
 #include "heads.cuh"

@@ -6,6 +6,7 @@
 #include "op_attend_any.cuh"
 #include "op_attend_merge.cuh"
 #include "op_attend_shared.cuh"
+#include "op_chain.cuh"
 #include "op_float_few.cuh"
 #include "op_heads.cuh"
 #include "op_rows.cuh"
@@ -30,11 +31,18 @@ Acts acts_of(const Pass &p, int b, int n) {
     size_t cap = ((size_t)p.m->max_rows + 127) / 128 * 128;
     return acts_in(p.s->acts[(size_t)b], cap, width_of(p, b), n <= 8 ? 8 : n <= 32 ? 32 : (n + 127) / 128 * 128);
 }
+static void launch_quant(Pass &p, QuantArgs a, int width, int n) {
+    a.n = width;
+    a.fault = p.rows.fault;
+    launch(*p.q, k_quant, dim3((unsigned)((width + 255) / 256), (unsigned)n), 256, 0, a);
+}
 void want_quantised(Pass &p, int b, int n, int op) {
     if (p.quantised[(size_t)b]) return;
-    int w = width_of(p, b);
-    launch(*p.q, k_quant<false>, dim3((unsigned)((w / 32 + 7) / 8), (unsigned)n), 256, 0, (const float *)buf_of(p, b), (const float *)NULL, (float *)NULL,
-           acts_of(p, b, n), w, 0, p.rows.fault, op);
+    QuantArgs a = {};
+    a.x = buf_of(p, b);
+    a.o = acts_of(p, b, n);
+    a.op = op;
+    launch_quant(p, a, width_of(p, b), n);
     p.quantised[(size_t)b] = 1;
 }
 
@@ -144,8 +152,15 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNor
     } else {
         plain_linears(p, c, x, norm, n);
         int w = width_of(p, glu->buf[0]);
-        launch(*p.q, k_quant<true>, dim3((unsigned)((w + 255) / 256), (unsigned)n), 256, 0, (const float *)buf_of(p, g->buf[0]), (const float *)buf_of(p, u->buf[0]),
-               buf_of(p, glu->buf[0]), out, w, (int)(glu->i[0] == 1), p.rows.fault, st->glu);
+        QuantArgs a = {};
+        a.x = buf_of(p, g->buf[0]);
+        a.up = buf_of(p, u->buf[0]);
+        a.y = buf_of(p, glu->buf[0]);
+        a.o = out;
+        a.kind = glu->i[0] == 1 ? QUANT_GELU : QUANT_SILU;
+        a.ldu = w;
+        a.op = st->glu;
+        launch_quant(p, a, w, n);
     }
     p.quantised[(size_t)glu->buf[0]] = c.quant_out;
 }
@@ -210,6 +225,16 @@ static void run_embed(Pass &p, const CuStep &c) {
     p.quantised[(size_t)op->buf[0]] = 0;
 }
 
+void launch_chain(Pass &p, const CuStep &c, ChainArgs a) {
+    const int n = rows_of(p, c);
+    if (c.quant_out) a.o = acts_of(p, c.out, n);
+    if (c.quant_out) p.quantised[(size_t)c.out] = 1;
+    a.quant_op = c.quant_op;
+    a.fault = p.rows.fault;
+    a.turn = n > CHAIN_TURN_ROWS || !a.still;
+    launch(*p.q, k_chain, dim3((unsigned)n), (a.n + 255) / 256 * 32, 0, a);
+}
+
 static void run_rows(Pass &p, const CuStep &c) {
     int most = 256;
     RowsQuant z = {};
@@ -220,8 +245,18 @@ static void run_rows(Pass &p, const CuStep &c) {
     }
     if (c.quant_out) z = {acts_of(p, c.out, rows_of(p, c)), buf_of(p, c.out), c.quant_op};
     if (c.quant_out) p.quantised[(size_t)c.out] = 1;
-    int threads = rows_of(p, c) > 132 || most <= 512 ? 256 : 512;
-    launch(*p.q, k_rows, dim3((unsigned)rows_of(p, c)), threads, 0, (const RowOp *)(p.s->row_mem + c.at), c.n, (int)c.want, z, p.rows);
+    const RowOp *ops = &p.s->row_ops[(size_t)c.at];
+    const int n = rows_of(p, c);
+    QuantArgs pair;
+    ChainArgs chain;
+    if (cu_pair_of(p.l, ops, c.n, &pair) && (!z.o.q || pair.n % 32 == 0)) {
+        pair.o = z.o;
+        pair.op = z.o.q ? z.op : ops->op;
+        return launch_quant(p, pair, pair.n, n);
+    }
+    if (cu_chain_of(p.l, ops, c.n, &chain)) return launch_chain(p, c, chain);
+    int threads = n > 132 || most <= 512 ? 256 : 512;
+    launch(*p.q, k_rows, dim3((unsigned)n), threads, 0, (const RowOp *)(p.s->row_mem + c.at), c.n, (int)c.want, z, p.rows);
 }
 
 static void run_heads(Pass &p, const CuStep &c) {

@@ -53,6 +53,12 @@ int run_steps(Pass &p, bool eager);
 void run_finish(Pass &p); /* the best keys of the wanted rows, from their logits */
 int verdict(const bw_list *l, int fault);
 
+/* chain.cu: the run of n row ops as one kernel of other form; false: the interpreter's. Faults and the quantised form are the caller's. */
+enum { CHAIN_TURN_ROWS = 32 }; /* most rows of a step whose chains go through their instructions once before */
+bool cu_chain_of(const bw_list *l, const RowOp *ops, int n, ChainArgs *a);
+void launch_chain(Pass &p, const CuStep &c, ChainArgs a); /* of step c, whose result it leaves quantised where that is wanted */
+bool cu_pair_of(const bw_list *l, const RowOp *ops, int n, QuantArgs *a);
+
 /* fold.cu */
 void run_conv(Pass &p, const CuStep &c);
 void run_delta(Pass &p, const CuStep &c);

@@ -91,19 +91,22 @@ static __global__ void __launch_bounds__(32 * NORM_SEGS) k_norm_whole(NormArgs a
     a.o.delta[at] = q.d; a.o.sum[at] = (float)q.sum; a.o.low[at] = (float)q.low;
 }
 
-/* quantise [rows][n]; GLU: of act(x) * up, which is written to y as well. One warp a group of 32; n need not be a multiple of it for GLU without o. */
-template <bool GLU> __global__ void __launch_bounds__(256) k_quant(const float *x, const float *up, float *y, Acts o, int n, int gelu, int *fault, int op) {
-    int lane = threadIdx.x & 31, g = blockIdx.x * 8 + (threadIdx.x >> 5), row = blockIdx.y, c = g * 32 + lane;
+/* y = f(x, up) of a row and its quantised form, either may be left out. One warp a group of 32, a value a thread; n need not be a multiple of it
+ * without o. */
+static __global__ void __launch_bounds__(256) k_quant(QuantArgs a) {
+    const int lane = threadIdx.x & 31, g = blockIdx.x * 8 + (threadIdx.x >> 5), row = blockIdx.y, c = g * 32 + lane;
     pdl_trigger();
     pdl_wait();
-    if (g * 32 >= n) return;
-    size_t at = (size_t)row * n + c;
-    float v = c < n ? __ldcg(x + at) : 0.0f;
-    if (GLU && c < n) {
-        v = (gelu ? bw_gelu(v) : bw_silu(v)) * __ldcg(up + at);
-        y[at] = v;
+    if (g * 32 >= a.n) return;
+    const size_t at = (size_t)row * a.n + c;
+    float v = c < a.n ? __ldcg(a.x + at) : 0.0f;
+    if (a.kind != QUANT_ONLY && c < a.n) {
+        const int from = a.size ? c / a.size * a.stride + a.from + c % a.size * a.step : c;
+        const float u = __ldcg(a.up + (size_t)row * a.ldu + from);
+        v = a.kind == QUANT_GATE ? v * bw_sigmoid(u) : (a.kind == QUANT_GELU ? bw_gelu(v) : bw_silu(v)) * u;
+        a.y[at] = v;
     }
-    if (o.q) quant_group(o, row, g, lane, v, fault, op);
+    if (a.o.q) quant_group(a.o, row, g, lane, v, a.fault, a.op);
 }
 
 /* rotation tables of the step's rows: cs [rows][rot] as rope.h lays them out; inv [rot / 2] inverse frequency / factor */

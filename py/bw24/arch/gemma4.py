@@ -132,10 +132,10 @@ def mixture(b: ListBuilder, d: Dims, router: common.Router, p: str, x: str, o: s
 def layer_tail(b: ListBuilder, d: Dims, i: int, x: str, h: str, o: str, tag: str) -> None:
     """x = x + norm(proj(gelu(inp_gate x) * the layer's input))"""
     p, part, gate = f"blk.{i}.", b.buf("layer_in", d.per_layer), b.buf("layer_gate" + tag, d.per_layer)
+    b.linear(y=gate, x=x, w=p + "inp_gate.weight")
     b.slice(y=part, x="per_layer", **{"from": i * d.per_layer})
     if tag:
         b.pick_rows(y=b.buf(part + tag, d.per_layer), x=part)
-    b.linear(y=gate, x=x, w=p + "inp_gate.weight")
     b.glu(y=gate, g=gate, u=part + tag, act="gelu")
     b.linear(y=o, x=gate, w=p + "proj.weight")
     b.norm(y=h, x=o, w=p + "post_norm.weight", eps=d.eps)
