@@ -247,10 +247,31 @@ static int make_fast(check_case *c, const char *format, const attend_shape *s) {
     return 0;
 }
 
+/* The same of LINEAR: activations and weights rounded to bf16 once each, 2^-9 at most and some 2^-10.3 in the mean, so 2^-19.6 of the square of a sum of
+ * independent products; the bound leaves twelve times that. */
+static const shape fast_shapes[] = {{33, 64}, {130, 576}, {272, 1536}, {31, 5120}};
+static int make_fast_linear(check_case *c, const bw_type_info *t, shape s) {
+    c->nmse = 0x1p-16;
+    check_name(c, "fast class: LINEAR %s %dx%d", t->name, s.rows, s.cols);
+    if (s.cols % t->block) return check_skip(c, "%d columns are not a multiple of %s's block of %d", s.cols, t->name, t->block);
+    float *x = check_input(c, "x", s.cols);
+    if (!x || !tensor(c, "w", t->name, s.cols, s.rows, 0.37f, 1.0f)) return memory();
+    for (int64_t i = 0; i < CHECK_TOKENS * (int64_t)s.cols; i++) x[i] = ((float)(check_random(c) >> 8) * 0x1p-23f - 1.0f) * 2.0f;
+    BW_TRY(check_line(c, "BUF y %d", s.rows));
+    BW_TRY(check_line(c, "LINEAR y=y x=x w=w"));
+    steps(c, 33, s.cols < 5000 ? 300 : 150, 0);
+    return check_end(c, "y", s.rows);
+}
+
 static const char *const fast_formats[] = {"f32", "f16", "q8_0", "e4m3", "q8_0/q5_1", "q5_1/f16"};
 static const attend_shape fasts[] = {{9, 3, 64, 0, 150}, {8, 2, 128, 0, 300}, {6, 2, 128, 40, 150}, {4, 1, 256, 100, 130}, {16, 1, 256, 0, 70}};
-static int fast_count(const check_case *c) { return c->ctx->fast_prefill ? COUNT(fast_formats) * COUNT(fasts) : 0; }
-static int fast_make(check_case *c, int i) { return make_fast(c, fast_formats[i / COUNT(fasts)], &fasts[i % COUNT(fasts)]); }
+enum { FAST_ATTENDS = COUNT(fast_formats) * COUNT(fasts) };
+static int fast_count(const check_case *c) { return c->ctx->fast_prefill ? FAST_ATTENDS + n_types() * COUNT(fast_shapes) : 0; }
+static int fast_make(check_case *c, int i) {
+    if (i < FAST_ATTENDS) return make_fast(c, fast_formats[i / COUNT(fasts)], &fasts[i % COUNT(fasts)]);
+    i -= FAST_ATTENDS;
+    return make_fast_linear(c, bw_type_at(i / COUNT(fast_shapes)), fast_shapes[i % COUNT(fast_shapes)]);
+}
 const check_generator bw_check_fast = {fast_count, fast_make};
 
 enum { FORMATS = COUNT(kv_formats) };

@@ -12,9 +12,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CU = ROOT / "libbw24" / "cu"
-SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "op_attend", "op_attend_any", "op_attend_merge", "op_attend_fast",
+SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_any", "op_attend_merge", "op_attend_fast",
            "op_attend_shared")
-BARRIERS = """inline void bar_init(uint64_t *b, int) { emu::bar_init(b); }
+BARRIERS = """inline void bar_init(uint64_t *b, int n) { emu::bar_init(b, n); }
+inline void bar_arrive(uint64_t *b) { emu::bar_arrive(b); }
 inline void bar_fence() {}
 inline void bar_issued(uint64_t *) {}
 inline void bar_issued_by_warp(uint64_t *) {}
@@ -59,8 +60,9 @@ def emulated(name: str) -> str:
         text = text[: text.index("\nstruct ")] + "\n" + END  # the units of weights are not needed
     elif name == "op_linear":
         text = text[: text.index("__device__ __forceinline__ uint32_t smem_at")] + BARRIERS + END
-    elif name == "op_attend_fast":
+    elif name == "bf16":
         text = between(text, "__device__ __forceinline__ void ldsm(", "__device__ __forceinline__ uint32_t bf16x2", MATRICES)
+    elif name == "op_attend_fast":
         text = re.sub(r'float y; asm\("ex2[^\n]*', "return exp2f(x); }", text)
     return re.sub(r'asm volatile\("(fence|cp\.async)[^\n]*?;\s*\n', ";\n", text)
 

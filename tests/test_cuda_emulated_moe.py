@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from test_cuda_emulated import CU, END, ROOT, compiler_words, emulated
+from test_cuda_emulated import BARRIERS, CU, END, ROOT, between, compiler_words, emulated
 
-SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm", "op_router")
+SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm", "op_router",
+           "bf16", "op_gemm_wgmma", "op_gemm_fast")
 PRODUCTS = """template <bool UNSIGNED = false>
 inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
@@ -23,6 +24,13 @@ inline void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
 }
 """
 
+# products of a warp group: each warp has its 16 of the 64 outputs, the rows come from shared memory by the place that wg_rows gives
+WARP_GROUPS = """inline uint64_t wg_rows(const uint8_t *tile, int at) { return (uint64_t)tile + at; }
+inline void wg_mma(float (&d)[64], const uint32_t (&a)[4], uint64_t b) { emu::wg_mma(d, a, b); }
+template <int N> inline void wg_wait() {}
+"""
+
+
 
 def source(name: str) -> str:
     """A source with its PTX replaced; of op_linear what EXPERTS uses."""
@@ -30,6 +38,8 @@ def source(name: str) -> str:
         text = emulated(name)
         text = re.sub(r'asm volatile\((?:"[^"\n]*"|[^;"])*\);', ";", text)
         text = re.sub(r"extern __shared__[^;]*?(\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emu::shared;", text)
+        if name == "op_gemm_wgmma":
+            text = between(text, "template <int N> __device__ __forceinline__ void wg_wait", "/* ---- activations", WARP_GROUPS)
         return text.replace('"../route.h"', f'"{ROOT / "libbw24" / "route.h"}"')
     text = (CU / f"{name}.cuh").read_text(encoding="utf-8")
     if name == "unit":
@@ -37,7 +47,8 @@ def source(name: str) -> str:
         return re.sub(r'uint(\d) v;\n    asm volatile\("ld\.global.*?return v;', r"return *(const uint\1 *)p;", text, flags=re.S)
     values = text.index("/* the group value t from accumulators"), text.index("/* Activations of one segment for R row slots")
     store = text.index("/* what a reducer does with the finished result"), text.index("__device__ __forceinline__ float linear_res")
-    return text[: text.index("/* ---- mbarriers and bulk copies")] + PRODUCTS + text[slice(*values)] + text[slice(*store)] + (
+    barriers = BARRIERS[: BARRIERS.index("inline void mma32")]
+    return text[: text.index("/* ---- mbarriers and bulk copies")] + barriers + PRODUCTS + text[slice(*values)] + text[slice(*store)] + (
         text[store[1] : text.index("\n", store[1]) + 1]) + END
 
 
@@ -50,6 +61,13 @@ def program(tmp_path_factory) -> Path:
     done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "moe.cpp"), "-o", str(folder / "moe")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder / "moe"
+
+
+def test_linear_of_the_fast_class_is_close(program):
+    """Against sums in f64 of weights and activations rounded to bf16 once each."""
+    done = subprocess.run([str(program), "5"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 30
 
 
 @pytest.mark.parametrize("case", range(5))

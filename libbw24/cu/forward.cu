@@ -3,6 +3,7 @@
  * device memory, so a graph serves every context length. */
 #include <cstring>
 #include "forward.h"
+#include "gemm_fast.h"
 #include "op_attend_any.cuh"
 #include "op_attend_merge.cuh"
 #include "op_attend_shared.cuh"
@@ -61,8 +62,16 @@ static LinearPart linear_part(const Pass &p, const bw_op *op) {
 }
 static const CuMatrix *matrix_of(const bw_op *op) { return (const CuMatrix *)op->w[0]->packed; }
 
+static bool takes_fast(const Pass &p, const LinearKernels *k, int n) { return p.m->ctx->fast_prefill && n >= FAST_LEAST_ROWS && gemm_fast_fits(*p.q, k); }
+
 /* parts over one input; many rows go to the GEMM, or in eights where it does not fit the card */
 static void run_parts(Pass &p, const LinearKernels *k, LinearArgs a, bool glu, int n) {
+    if (!glu && takes_fast(p, k, n)) {
+        const size_t cap = ((size_t)p.m->max_rows + 127) / 128 * 128;
+        a.rows = n;
+        gemm_fast(*p.q, k, a, (uint8_t *)a.x.q + cap * (size_t)(a.x.cols + a.x.cols / 32 * 12));
+        return;
+    }
     if (n > SMALL_ROWS && !glu && k->gemm_fits(*p.q)) {
         a.rows = n;
         k->gemm(*p.q, a);
@@ -134,7 +143,7 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNor
     Acts out = {};
     if (c.quant_out) out = acts_of(p, glu->buf[0], n);
     const CuMatrix *gm = matrix_of(g), *um = matrix_of(u);
-    if (gm->k && gm->k == um->k && (n <= SMALL_ROWS || !gm->k->gemm_fits(*p.q))) {
+    if (gm->k && gm->k == um->k && (n <= SMALL_ROWS || !(gm->k->gemm_fits(*p.q) || takes_fast(p, gm->k, n)))) {
         LinearArgs a = {};
         a.part[0] = linear_part(p, g);
         a.part[1] = linear_part(p, u);

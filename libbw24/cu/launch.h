@@ -13,6 +13,7 @@ namespace bw {
 struct Queue {
     cudaStream_t stream;
     bool pdl;          /* programmatic dependent launch: compute capability 9.0 and up */
+    bool warp_groups;  /* compute capability 9.0: matrix instructions of warp groups (op_gemm_wgmma.cuh) */
     bool barrier;      /* the next kernel starts when all before it have ended */
     int sms, shared_max; /* multiprocessors; bytes of shared memory that a block may ask for */
     cudaError_t error;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include "cuda.h"
 #include "forward.h"
+#include "gemm_fast.h"
 
 namespace bw {
 
@@ -99,7 +100,7 @@ static uint64_t work(const bw24_model *m, const bw_list *l) {
     for (int i = 0; i < l->n_bufs; i++) {
         uint64_t width = (uint64_t)l->bufs[i].width;
         bytes += granted((i == l->logits ? want : rows) * width * sizeof(float));
-        if (reads_quantised(l, i)) bytes += granted(acts_bytes(padded, width));
+        if (reads_quantised(l, i)) bytes += granted(acts_bytes(padded, width) + (m->ctx->fast_prefill ? fast_acts_bytes(padded, width) : 0));
     }
     uint64_t pages = (uint64_t)(m->max_context / BW_PAGE_TOKENS + 2) * BW_MAX_CLASS;
     return bytes + granted(rows * 192 + 128 * pages);

@@ -33,7 +33,7 @@ namespace emu {
 struct Fiber { ucontext_t ctx; std::vector<char> stack; uint3 tid; int lin; bool done; };
 enum { SLOTS = 8, WORDS = 6 }; /* operations of a warp that may be under way: half warps run ahead of each other */
 struct Warp { uint32_t slot[SLOTS][32][WORDS]; long ops[32]; };
-struct Bar { int phase, arrived; long bytes; };
+struct Bar { int phase, arrived, count; long bytes; };
 
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
@@ -238,17 +238,34 @@ inline void load_matrices(uint32_t *r, const void *at, bool transposed) {
     memcpy(r, out, sizeof out);
 }
 
-/* mbarriers of one arrival, and the copies that they count */
-inline void bar_init(uint64_t *b) { bars[b] = {0, 0, 0}; }
+/* one warp's 16 outputs of m64n128k16 (bf16, sums in f32): rows of b in tiles of eight of 1024 bytes, 128 bytes a row, places of 16 bytes swapped by row % 8;
+ * at: 16 columns of row 0, a multiple of 32 bytes from where the tile begins */
+inline void wg_mma(float *d, const uint32_t *a, uint64_t at) {
+    const uint64_t tile = at & ~1023ull;
+    const int column = (int)(at & 127) / 16;
+    for (int n = 0; n < 16; n++) {
+        uint32_t b[2];
+        for (int half = 0; half < 2; half++) {
+            const int row = lane() >> 2;
+            memcpy(&b[half], (const uint8_t *)tile + n * 1024 + row * 128 + ((column + half) ^ row) * 16 + 4 * (lane() & 3), 4);
+        }
+        mma_bf16(d + 4 * n, a, b[0], b[1]);
+    }
+}
+
+/* mbarriers, and the copies that they count */
+inline void bar_init(uint64_t *b, int n) { bars[b] = {0, 0, n, 0}; }
 inline void bar_settle(Bar &x) {
-    if (x.arrived && !x.bytes) { x.phase ^= 1; x.arrived = 0; }
+    if (x.arrived == x.count && !x.bytes) { x.phase ^= 1; x.arrived = 0; }
+}
+inline void bar_arrive(uint64_t *b) {
+    Bar &x = bars[b];
+    if (++x.arrived > x.count) fail("an arrival too many in one phase of an mbarrier");
+    bar_settle(x);
 }
 inline void bar_expect(uint64_t *b, long n) {
-    Bar &x = bars[b];
-    if (x.arrived) fail("two arrivals in one phase of an mbarrier");
-    x.bytes += n;
-    x.arrived = 1;
-    bar_settle(x);
+    bars[b].bytes += n;
+    bar_arrive(b);
 }
 inline void bulk_copy(void *to, const void *from, long n, uint64_t *b) {
     if (((uint64_t)to | (uint64_t)from | (uint64_t)n) & 15) fail("a bulk copy is not aligned to 16 bytes");

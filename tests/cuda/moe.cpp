@@ -4,6 +4,7 @@
 #include "op_experts.cuh"
 #include "op_experts_any.cuh"
 #include "op_experts_gemm.cuh"
+#include "op_gemm_fast.cuh"
 #include "op_router.cuh"
 
 using namespace bw;
@@ -243,12 +244,67 @@ template <class U> void units(const char *name) {
     Mixture<U>(40, 320, 160, 4, 2, true).many(name);
 }
 
+static double bf16_of(float v) { return (double)__bfloat162float(__float2bfloat16_rn(v)); }
+
+/* LINEAR of the class `fast`, by warps or by warp groups, against sums in f64 of the same rounded factors: what is left is the f32 of the sums */
+template <class U> void fast(const char *name, int rows, int outs, int cols, bool groups) {
+    Matrices<U> w(1, outs, cols);
+    Rows x(rows, cols);
+    x.fill(rows);
+    const int padded = (rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD, wide = (cols + 127) / 128 * 128;
+    std::vector<uint8_t> acts((size_t)padded * wide * 2 + 1024);
+    uint8_t *at = (uint8_t *)(((uint64_t)acts.data() + 1023) & ~1023ull);
+    std::vector<float> y((size_t)rows * outs, NAN);
+    LinearArgs a = {};
+    a.part[0] = {(const uint8_t *)w.m.w, NULL, NULL, y.data(), 1.0f, outs, w.m.blocks};
+    a.x = x.a;
+    a.n_parts = 1; a.blocks = w.m.blocks; a.segs = w.m.segs; a.rows = rows;
+    if (groups) {
+        emu::launch([&] { wg_acts(x.a, at, padded); }, dim3((wide / 32 + 31) / 32, x.a.ld / 8), 256);
+        emu::launch([&] { wg_gemm<U>(a, at, padded); }, dim3((rows + WG_ROWS - 1) / WG_ROWS, (outs + WG_OUTS - 1) / WG_OUTS), WG_THREADS);
+    } else {
+        emu::launch([&] { fast_acts(x.a, (uint4 *)at, padded / 8); }, dim3((cols / 32 + 7) / 8, padded / 8), 256);
+        emu::launch([&] { fast_gemm<U>(a, at, padded); }, dim3((rows + FAST_ROWS - 1) / FAST_ROWS, (outs + 127) / 128), 256);
+    }
+    double error = 0, size = 0;
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < outs; n++) {
+            double sum = 0;
+            for (int g = 0; g < cols / 32; g++) {
+                const uint8_t *u = w.m.w + ((size_t)(n / 16) * w.m.segs + g / 8) * U::UNIT;
+                float sa[2], sb[2];
+                U::pair(U::fetch(u + 2 * U::HALF, n % 16, g % 8 >> 1), g % 8 >> 1, sa, sb);
+                for (int tig = 0; tig < 4; tig++) {
+                    uint32_t c[2];
+                    U::unpack(U::template load_pack<true>(u + (g % 8 >> 2) * U::HALF, (g & 3) / U::GP, n % 16 >> 3, (n & 7) * 4 + tig), (g & 3) % U::GP, c[0], c[1]);
+                    for (int i = 0; i < 8; i++) {
+                        const int b = (int)(c[i >> 2] >> 8 * (i & 3) & 255), zero = U::UNSIGNED ? 32768 : 32896, code = U::UNSIGNED ? b : (int8_t)b;
+                        const float s = U::FORM == FORM_S2 && i > 3 ? sb[g & 1] : sa[g & 1], m = U::FORM == FORM_S2 ? 0.0f : sb[g & 1];
+                        sum += bf16_of(groups ? fmaf(s, (float)(code + zero), fmaf(s, (float)-zero, m)) : fmaf(s, (float)code, m)) * bf16_of(x.a.delta[(size_t)g * x.a.ld + r] * (float)x.a.q[(size_t)r * cols + g * 32 + tig * 8 + i]);
+                    }
+                }
+            }
+            const double d = sum - y[(size_t)r * outs + n];
+            error += d * d;
+            size += sum * sum;
+        }
+    report(name, error <= 1e-11 * size);
+}
+template <class U> void fasts(const char *name) {
+    for (int groups = 0; groups < 2; groups++) {
+        fast<U>(name, 40, 70, 64, groups);
+        fast<U>(name, 150, 130, 544, groups);
+        fast<U>(name, 33, 33, 96, groups);
+    }
+}
+
 int main(int, char **argv) {
     switch (atoi(argv[1])) {
     case 0: units<U_IQ4_XS>("IQ4_XS"); break;
     case 1: units<U_Q4_K>("Q4_K"); break;
     case 2: units<U_NVFP4>("NVFP4"); break;
     case 3: units<U_Q8_0>("Q8_0"); break;
+    case 5: fasts<U_IQ4_XS>("IQ4_XS"); fasts<U_Q4_K>("Q4_K"); fasts<U_NVFP4>("NVFP4"); fasts<U_Q8_0>("Q8_0"); fasts<U_Q4_0>("Q4_0"); break;
     default:
         router(2, 512, 40, 6, 1, 1, false);
         router(1, 2048, 256, 8, 1, 1, false);

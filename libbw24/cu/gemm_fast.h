@@ -1,0 +1,20 @@
+/* LINEAR of many rows in the numeric class `fast`. Host side; knows no list. */
+#ifndef BW24_CU_GEMM_FAST_H
+#define BW24_CU_GEMM_FAST_H
+
+#include "launch.h"
+
+namespace bw {
+
+/* fewer rows take the exact program, as ATTEND of the class does */
+enum { FAST_LEAST_ROWS = 33 };
+
+/* bytes of the bf16 activations of `rows` rows */
+size_t fast_acts_bytes(size_t rows, size_t cols);
+/* kernels of these units exist in the class and fit the card */
+bool gemm_fast_fits(const Queue &q, const LinearKernels *k);
+/* a.rows rows of a.x through `acts`, then the parts; gemm_fast_fits(q, k) */
+void gemm_fast(Queue &q, const LinearKernels *k, const LinearArgs &a, uint8_t *acts);
+
+} // namespace bw
+#endif

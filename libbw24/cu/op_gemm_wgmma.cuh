@@ -1,0 +1,250 @@
+/* LINEAR of the class `fast` on sm_90a (docs/numerics.md, section 13): bf16 products by warp-group instructions, weights from registers, activations from
+ * shared memory. A block has 256 outputs x 128 rows: two warp groups of 128 outputs each, in two tiles of 64; a warp of the third group asks for what the rings
+ * take, and this group leaves the others its registers. Owns the order of the bf16 activations of these cards; knows no launch.
+ *
+ * Activations: [64 columns][row][128 bytes], the 16-byte places of a row swapped by row % 8 (the instruction's 128-byte swizzle), so that what a block reads
+ * at a time is 16 KB in a row. Along k a group of 32 columns is two products of 16; place 2e + i of a group has columns 16e + 4t + 2i and the next one for
+ * t = 0 .. 3: what lane t of a quad has in registers of a unit's two words. */
+#ifndef BW24_CU_OP_GEMM_WGMMA_CUH
+#define BW24_CU_OP_GEMM_WGMMA_CUH
+
+#include "bf16.cuh"
+
+namespace bw {
+
+constexpr int WG_OUTS = 256, WG_ROWS = 128, WG_TILES = WG_OUTS / 16, WG_THREADS = 384, WG_ACT_SLOTS = 4, WG_SLOTS = 3;
+
+/* rings: activations in stages of 64 columns, weights in halves (128 columns), raw scales by segment; a warp's scales of the half that it works on */
+template <class U> struct alignas(1024) WgShared {
+    uint8_t b[WG_ACT_SLOTS][WG_ROWS * 128];
+    uint8_t a[WG_SLOTS][WG_TILES * U::HALF];
+    uint8_t raw[2][WG_TILES * U::SCALE];
+    float2 scale[8][4][32]; /* [warp][group][row of its two tiles] */
+    uint64_t full_b[WG_ACT_SLOTS], free_b[WG_ACT_SLOTS], full_a[WG_SLOTS], free_a[WG_SLOTS];
+};
+
+/* ---- the instructions */
+__device__ __forceinline__ void wg_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+/* 16 columns from byte `at` of a tile of rows on, which begins on 1024 bytes: swizzle of 128 bytes, 1024 bytes from eight rows to the next */
+__device__ __forceinline__ uint64_t wg_rows(const uint8_t *tile, int at) { return (uint64_t)((smem_at(tile) + at) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+/* d [64 outputs][128 rows] += a [64][16] times the rows at b */
+__device__ __forceinline__ void wg_mma(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},"
+                 "{%64,%65,%66,%67},%68,1,1,1,0;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]),
+                   "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]),
+                   "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+                   "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
+                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]),
+                   "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]),
+                   "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* ---- activations: codes times scale as bf16 in the order above, zeros in columns past the row's; a warp has 8 rows of 4 groups */
+template <int PART> __device__ __forceinline__ uint4 wg_place(const uint32_t (&w)[4], float d) {
+    uint32_t v[4];
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        const uint32_t x = w[t] ^ 0x80808080u;
+        v[t] = bf16x2(d * (big_byte(x, 2 * PART) - 8388736.0f), d * (big_byte(x, 2 * PART + 1) - 8388736.0f));
+    }
+    return make_uint4(v[0], v[1], v[2], v[3]);
+}
+__device__ __forceinline__ void wg_acts(const Acts &a, uint8_t *to, int padded) {
+    const int lane = threadIdx.x & 31, row = blockIdx.y * 8 + (lane >> 2), g = (blockIdx.x * 8 + (threadIdx.x >> 5)) * 4 + (lane & 3);
+    if (g >= (a.cols + 127) / 128 * 4) return;
+    uint4 q[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+    float d = 0.0f;
+    if (g < a.cols / 32) {
+        const uint4 *p = (const uint4 *)(a.q + (size_t)row * a.cols + g * 32);
+        q[0] = __ldcg(p);
+        q[1] = __ldcg(p + 1);
+        d = __ldcg(a.delta + (size_t)g * a.ld + row);
+    }
+    uint8_t *at = to + ((size_t)(g >> 1) * padded + row) * 128;
+    const uint32_t first[4] = {q[0].x, q[0].z, q[1].x, q[1].z}, second[4] = {q[0].y, q[0].w, q[1].y, q[1].w};
+    const int place = (g & 1) * 4, s = row & 7;
+    *(uint4 *)(at + ((place ^ s) * 16)) = wg_place<0>(first, d);
+    *(uint4 *)(at + (((place + 1) ^ s) * 16)) = wg_place<1>(first, d);
+    *(uint4 *)(at + (((place + 2) ^ s) * 16)) = wg_place<0>(second, d);
+    *(uint4 *)(at + (((place + 3) ^ s) * 16)) = wg_place<1>(second, d);
+}
+
+/* ---- the warp that asks */
+template <class U> __device__ __forceinline__ void wg_fetch(WgShared<U> &sh, const LinearPart &part, int tile0, int segs, int halves, const uint8_t *acts, size_t stage) {
+    const int lane = threadIdx.x & 31;
+    const uint8_t *unit = part.w + (size_t)min(tile0 + lane, 2 * part.blocks - 1) * segs * U::UNIT;
+    for (int h = 0; h < halves; h++) {
+        const int slot = h % WG_SLOTS;
+        const bool first = !(h & 1);
+        bar_wait(&sh.free_a[slot], h / WG_SLOTS & 1 ^ 1);
+        if (!lane) bar_expect(&sh.full_a[slot], WG_TILES * (U::HALF + (first ? U::SCALE : 0)));
+        __syncwarp();
+        if (lane < WG_TILES) {
+            const uint8_t *from = unit + (size_t)(h >> 1) * U::UNIT;
+            bulk_copy(sh.a[slot] + lane * U::HALF, from + (h & 1) * U::HALF, U::HALF, &sh.full_a[slot]);
+            if (first) bulk_copy(sh.raw[h >> 1 & 1] + lane * U::SCALE, from + 2 * U::HALF, U::SCALE, &sh.full_a[slot]);
+        }
+        if (!h) pdl_wait();
+        for (int s = 2 * h; s < 2 * h + 2; s++) {
+            const int at = s % WG_ACT_SLOTS;
+            bar_wait(&sh.free_b[at], s / WG_ACT_SLOTS & 1 ^ 1);
+            if (lane) continue;
+            bar_expect(&sh.full_b[at], WG_ROWS * 128);
+            bulk_copy(sh.b[at], acts + s * stage, WG_ROWS * 128, &sh.full_b[at]);
+        }
+    }
+}
+
+/* ---- weights of a warp: tiles `warp` and `warp + 4` of its group's eight */
+template <class U> struct WgWeights {
+    WgShared<U> &sh;
+    int warp, lane, tile; /* tile: the warp's first of the block's */
+    typename U::Pack w[2][2];
+    /* scales of half h, two pairs of groups a lane: what a code is multiplied with and what is added to code + 2^15 (+ 128 where it is signed) times that;
+     * two scales a group: these */
+    __device__ __forceinline__ void scales(int h) {
+        constexpr float ZERO = U::UNSIGNED ? -32768.0f : -32896.0f;
+        const int row = lane & 15, t = tile + (lane >> 4) * 4;
+        const uint8_t *raw = sh.raw[h >> 1 & 1] + t * U::SCALE;
+        __syncwarp(); /* the half before is decoded */
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            float x[2], y[2];
+            const int at = 2 * (h & 1) + k;
+            U::pair(U::fetch(raw, row, at), at, x, y);
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                sh.scale[warp][2 * k + e][lane] = make_float2(x[e], U::FORM == FORM_S2 ? y[e] : fmaf(x[e], ZERO, y[e]));
+        }
+        __syncwarp();
+    }
+    /* words w times s plus z: columns 0 and 1, 2 and 3 */
+    static __device__ __forceinline__ void codes(uint32_t w, float s, float z, uint32_t &first, uint32_t &second) {
+        const uint32_t v = U::UNSIGNED ? w : w ^ 0x80808080u;
+        float f[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) f[i] = fmaf(s, __uint_as_float(prmt(v, 0x47000000u, 0x7404 + 16 * i)), z);
+        first = bf16x2(f[0], f[1]);
+        second = bf16x2(f[2], f[3]);
+    }
+    /* group g of half h as A registers [tile of 64][16 columns] */
+    __device__ __forceinline__ void group(int h, int g, uint32_t (&a)[2][2][4]) {
+        if (g % U::GP == 0)
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) w[m][r] = U::template load_pack<true>(sh.a[h % WG_SLOTS] + (tile + 4 * m) * U::HALF, g / U::GP, r, lane);
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                uint32_t lo, hi;
+                U::unpack(w[m][r], g % U::GP, lo, hi);
+                const float2 s = sh.scale[warp][g][m * 16 + (lane >> 2) + 8 * r];
+                constexpr bool TWO = U::FORM == FORM_S2;
+                constexpr float ZERO = U::UNSIGNED ? -32768.0f : -32896.0f;
+                codes(lo, s.x, TWO ? s.x * ZERO : s.y, a[m][0][r], a[m][0][2 + r]);
+                codes(hi, TWO ? s.y : s.x, TWO ? s.y * ZERO : s.y, a[m][1][r], a[m][1][2 + r]);
+            }
+    }
+};
+
+/* a lane's results of one tile of 64: outputs `out` and out + 8; 16 values of the residual are read before one is used */
+template <bool RES> __device__ __forceinline__ void wg_store(const LinearPart &part, int rows, int out, int row0, const float (&y)[64]) {
+    const int row1 = row0 + 2 * (threadIdx.x & 3);
+    float bias[2];
+    bool have[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        have[r] = out + 8 * r < part.n;
+        bias[r] = part.bias && have[r] ? __ldg(part.bias + out + 8 * r) : 0.0f;
+    }
+    const size_t first = (size_t)row1 * part.n + out;
+#pragma unroll
+    for (int n = 0; n < 16; n += 4) {
+        float res[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int r = i >> 1 & 1, row = (n + (i >> 2)) * 8 + (i & 1);
+            res[i] = RES && have[r] && row1 + row < rows ? __ldcg(part.res + first + (size_t)row * part.n + 8 * r) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int r = i >> 1 & 1, row = (n + (i >> 2)) * 8 + (i & 1);
+            float v = y[n * 4 + i] * part.scale;
+            if (part.bias) v = v + bias[r];
+            if (RES) v = res[i] + v;
+            if (have[r] && row1 + row < rows) part.y[first + (size_t)row * part.n + 8 * r] = v;
+        }
+    }
+}
+
+/* x: blocks of rows, y: tiles of 256 outputs; acts: the bf16 activations, of `padded` rows */
+template <class U> __device__ __forceinline__ void wg_gemm(const LinearArgs &a, const uint8_t *acts, int padded) {
+    extern __shared__ __align__(1024) uint8_t raw[];
+    WgShared<U> &sh = *(WgShared<U> *)raw;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, halves = (a.x.cols + 127) / 128;
+    int tile_y = blockIdx.y, k_part = 0;
+    while (k_part + 1 < a.n_parts && tile_y >= (a.part[k_part].n + WG_OUTS - 1) / WG_OUTS) tile_y -= (a.part[k_part++].n + WG_OUTS - 1) / WG_OUTS;
+    const LinearPart &part = a.part[k_part];
+    if (threadIdx.x < WG_ACT_SLOTS) { bar_init(&sh.full_b[threadIdx.x], 1); bar_init(&sh.free_b[threadIdx.x], 8); }
+    else if (threadIdx.x < WG_ACT_SLOTS + WG_SLOTS) { bar_init(&sh.full_a[threadIdx.x - WG_ACT_SLOTS], 1); bar_init(&sh.free_a[threadIdx.x - WG_ACT_SLOTS], 8); }
+    bar_fence();
+    __syncthreads();
+    pdl_trigger();
+    if (warp >= 8) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (warp == 8) wg_fetch<U>(sh, part, tile_y * WG_TILES, a.segs, halves, acts + (size_t)blockIdx.x * WG_ROWS * 128, (size_t)padded * 128);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    WgWeights<U> weights = {sh, warp, lane, (warp >> 2) * 8 + (warp & 3)};
+    float y[2][64];
+    uint32_t w[2][2][2][4]; /* [odd groups][tile of 64][16 columns] */
+#pragma unroll
+    for (int i = 0; i < 64; i++) y[0][i] = y[1][i] = 0.0f;
+    bar_wait(&sh.full_a[0], 0);
+    weights.scales(0);
+    weights.group(0, 0, w[0]);
+    for (int h = 0; h < halves; h++) {
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+            const int stage = 2 * h + (g >> 1), slot = stage % WG_ACT_SLOTS;
+            if (!(g & 1)) bar_wait(&sh.full_b[slot], stage / WG_ACT_SLOTS & 1);
+            wg_fence();
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+#pragma unroll
+                for (int m = 0; m < 2; m++) wg_mma(y[m], w[g & 1][m][e], wg_rows(sh.b[slot], (g & 1) * 64 + e * 32));
+            wg_commit();
+            wg_wait<1>(); /* of the group before */
+            if (!(g & 1) && stage && !lane) bar_arrive(&sh.free_b[(stage - 1) % WG_ACT_SLOTS]);
+            if (g < 3) { weights.group(h, g + 1, w[(g + 1) & 1]); continue; }
+            __syncwarp();
+            if (!lane) bar_arrive(&sh.free_a[h % WG_SLOTS]);
+            if (h + 1 == halves) continue;
+            bar_wait(&sh.full_a[(h + 1) % WG_SLOTS], (h + 1) / WG_SLOTS & 1);
+            weights.scales(h + 1);
+            weights.group(h + 1, 0, w[0]);
+        }
+    }
+    wg_wait<0>();
+    pdl_wait();
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        const int out = tile_y * WG_OUTS + (weights.tile + 4 * m) * 16 + (lane >> 2);
+        if (part.res) wg_store<true>(part, a.rows, out, blockIdx.x * WG_ROWS, y[m]);
+        else wg_store<false>(part, a.rows, out, blockIdx.x * WG_ROWS, y[m]);
+    }
+}
+
+} // namespace bw
+#endif
