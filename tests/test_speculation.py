@@ -457,7 +457,7 @@ def test_rounds_without_drafts_run_together(sampler: str, monkeypatch: pytest.Mo
     for together in (16, 1):
         monkeypatch.setattr(plain, "MOST", together)
         with engine() as e, closing(Drafted(e, AUTO, params, len(start) + n)) as seq:
-            e.costs.draft, e.costs.steps, e.costs.counts = 1e9, {1: 1.0, 2: 1.0}, {1: 5}
+            e.costs.draft, e.costs.drafts, e.costs.steps, e.costs.counts = 1e9, 5, {1: 1.0, 2: 1.0}, {1: 5, 2: 5}
             monkeypatch.setattr(e.costs, "timed", lambda *_: None)
             past, calls = [*start, sample(seq.prefill(start)[-1], params, start, len(start))], 0
             while seq.pos < len(start) + n:
