@@ -69,7 +69,8 @@ bool bw_spill_hold(bw_spill *s, int layer, int expert);
 void bw_spill_release(bw_spill *s, int layer, int expert);
 void bw_spill_held_uses(bw_spill *s, int layer, const int *experts, int n, const int *uses);
 /* Policies other than FROZEN: the expert takes the place in the set of one of its layer that the step does not use (uses[e] = 0), the least valuable one by
- * SLRU; bw_spill_set_at says where. False: there is none. The bytes are the backend's to write before the set's memory is read again. */
+ * SLRU, of those that RAM has as well if there is one; bw_spill_set_at says
+ * where. False: there is none. The bytes are the backend's to write before the set's memory is read again. */
 bool bw_spill_swap(bw_spill *s, int layer, int expert, const int *uses);
 /* a trace's mark between steps, where begin is not called for layer 0 */
 void bw_spill_step(bw_spill *s);

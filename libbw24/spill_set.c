@@ -64,9 +64,9 @@ static bool same_room(const bw_spill *s, const spill_layer *l, int a, int b) {
 bool bw_spill_swap(bw_spill *s, int layer, int expert, const int *uses) {
     spill_layer *l = &s->layers[layer];
     if (s->policy == BW24_POLICY_FROZEN || l->in_set[expert]) return false;
-    for (int list = 0; list < 2; list++)
-        for (int old = l->set_tail[list]; old >= 0; old = l->place[old].prev) {
-            if (uses[old] || !same_room(s, l, old, expert)) continue;
+    for (int pass = 0; pass < 4; pass++) /* those that RAM has as well first: the others would have to be read again */
+        for (int old = l->set_tail[pass & 1]; old >= 0; old = l->place[old].prev) {
+            if (uses[old] || !same_room(s, l, old, expert) || (pass < 2 && l->entries[old].state != SPILL_READY)) continue;
             take_out(l, old);
             l->place[old].list = -1;
             put_first(l, expert, 0);

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "py"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 MIB = 1 << 20
+CELLS = ("prefill", "decode")
 EPILOG = """\
 examples:
   spill_pair.py MODEL --vram 5.5g --ram 11g --peer-bin DIR --flags "-ncmoe 5 -fa 1 -ub 2048" --flags "-ncmoe 5 -fa 1 -ub 512" --rounds 5
@@ -53,19 +54,19 @@ class Watch:
         self._thread.join()
 
 
-def peer(args: argparse.Namespace, flags: str, prompt: int, tokens: int) -> dict[str, Any]:
-    """llama-bench on the file: tokens a second of a prompt and of decode, each after a warm-up; MiB of the card; {'error'} where it fails."""
-    words = [str(Path(args.peer_bin) / "llama-bench"), "-m", str(args.file), "-ngl", "99", "-p", str(prompt), "-n", str(tokens), "-r", "1",
+def peer(args: argparse.Namespace, flags: str, tokens: int, reps: int) -> dict[str, Any]:
+    """llama-bench on the file: tokens a second of prompts and of decode, `reps` each after a warm-up; MiB of the card; {'error'} where it fails."""
+    words = [str(Path(args.peer_bin) / "llama-bench"), "-m", str(args.file), "-ngl", "99", "-p", str(args.prompt), "-n", str(tokens), "-r", str(reps),
              "-o", "json", *flags.split()]
     begun = time.perf_counter()
     with Watch() as watch:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-    out: dict[str, Any] = {"flags": flags, "device_mib": watch.most, "seconds": round(time.perf_counter() - begun, 1)}
+    out: dict[str, Any] = {"flags": flags, "device_mib_with_context": watch.most, "seconds": round(time.perf_counter() - begun, 1)}
     if done.returncode:
         return out | {"error": (done.stderr.strip().splitlines() or ["no message"])[-1][:200]}
     rows = json.loads(done.stdout)
     return out | {"threads": rows[0].get("n_threads"), "build": rows[0].get("build_number")} | {
-        "prefill" if r["n_prompt"] else "decode": round(r["avg_ts"], 2) for r in rows}
+        "prefill" if r["n_prompt"] else "decode": [round(x, 2) for x in r["samples_ts"]] for r in rows}
 
 
 def worker(args: argparse.Namespace) -> int:
@@ -150,36 +151,42 @@ def median(rows: list[dict[str, Any]], key: str) -> float:
     return statistics.median(r[key] for r in rows)
 
 
-def measure(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
-    """The sweep, the rounds, the prediction."""
-    swept = []
-    for flags in () if args.known else args.flags:
-        swept.append(peer(args, flags, args.prompt, 32))
-        print("try", json.dumps(swept[-1]), flush=True)
-    good = [row for row in swept if "decode" in row and row["device_mib"] <= args.most]
-    if not good and not args.known:
+def tried(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each of the peer's settings once."""
+    out = []
+    for flags in args.flags:
+        out.append(peer(args, flags, 32, 1))
+        print("try", json.dumps(out[-1]), flush=True)
+    if not any("decode" in row for row in out):
         raise SystemExit("spill_pair: the peer ran with none of the flags")
-    best = {key: max(good, key=lambda row: row[key])["flags"] for key in ("prefill", "decode")} if good else {"prefill": args.flags[0],
-                                                                                                             "decode": args.flags[-1]}
-    ours, theirs = Ours(argv), []
-    rounds: list[dict[str, Any]] = []
-    for _ in range(args.rounds):
-        rounds.append(ours.turn())
-        print("bw24", json.dumps(rounds[-1]), flush=True)
-        for flags in sorted(set(best.values())):
-            theirs.append(peer(args, flags, args.prompt * (flags == best["prefill"]), args.tokens * (flags == best["decode"])))
+    return out
+
+
+def measure(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
+    """Settings of the peer, then turns: ours, the peer's, ours; the prediction."""
+    first = tried(args) if len(args.flags) > 2 else []
+    good = [row for row in first if "decode" in row]
+    best = {key: max(good, key=lambda row: max(row[key]))["flags"] for key in CELLS} if good else {CELLS[0]: args.flags[0], CELLS[1]: args.flags[-1]}
+    ours, theirs, turns = Ours(argv), [], []
+    for flags in [None, *sorted(set(best.values())), None]:
+        for _ in range(0 if flags else args.rounds):
+            turns.append(ours.turn())
+            print("bw24", json.dumps(turns[-1]), flush=True)
+        if flags:
+            theirs.append(peer(args, flags, args.tokens, args.rounds))
             print("peer", json.dumps(theirs[-1]), flush=True)
     ours.close()
     out: dict[str, Any] = {"file": args.file.name, "file_bytes": args.file.stat().st_size, "vram": args.vram, "ram": args.ram,
-                           "prompt": args.prompt, "tokens": args.tokens, "bw24": ours.facts | {"rounds": rounds},
-                           "llama.cpp": {"tried": swept, "best": best, "rounds": theirs}}
-    for key in ("prefill", "decode"):
-        their = [row for row in theirs if row["flags"] == best[key] and key in row]
-        pairs = [a[key] / b[key] for a, b in zip(rounds, their, strict=True)]
-        out[key] = {"bw24": round(median(rounds, key), 2), "llama.cpp": round(median(their, key), 2), "ratio": round(statistics.median(pairs), 3),
-                    "least": round(min(pairs), 3), "most": round(max(pairs), 3), "flags": best[key]}
+                           "prompt": args.prompt, "tokens": args.tokens, "bw24": ours.facts | {"turns": turns},
+                           "llama.cpp": {"tried": first, "best": best, "turns": theirs}}
+    for key in CELLS:
+        own, their = [t[key] for t in turns], next(row for row in theirs if row["flags"] == best[key])
+        out[key] = {"bw24": round(statistics.median(own), 2), "llama.cpp": round(statistics.median(their[key]), 2), "flags": best[key],
+                    "least": round(min(own) / max(their[key]), 3), "most": round(max(own) / min(their[key]), 3),
+                    "mib": [ours.facts["device_mib_with_context"], their["device_mib_with_context"]]}
+        out[key]["ratio"] = round(out[key]["bw24"] / out[key]["llama.cpp"], 3)
         print(key, json.dumps(out[key]), flush=True)
-    last = {k: median(rounds, k) for k in ("v", "bus", "r", "cpu", "card", "disk", "ms", "swaps", "device_mib", "peak_mib", "decode")}
+    last = {k: median(turns, k) for k in ("v", "bus", "r", "cpu", "card", "disk", "ms", "swaps", "device_mib", "peak_mib", "decode")}
     out["breakdown"] = last
     print("breakdown", json.dumps(last), flush=True)
     out["predicted"] = predicted(args, last, ours.facts["threads"])
@@ -202,11 +209,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--warm", type=int, default=4, help="tokens before the clock starts (default: 4)")
     parser.add_argument("--rows", type=int, default=2048, help="of a prompt's step (default: 2048)")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3, help="ours before the peer and after it, and the peer's (default: 3)")
     parser.add_argument("--peer-bin", required=True, help="folder of llama-bench")
-    parser.add_argument("--flags", action="append", default=[], help="of llama-bench, once for each setting to try; the best ones take turns with us")
-    parser.add_argument("--known", action="store_true", help="try none: the first --flags are the peer's best for prompts, the last for decode")
-    parser.add_argument("--most", type=int, default=1 << 30, metavar="MIB", help="of the card, context included, that a peer's setting may take")
+    parser.add_argument("--flags", action="append", default=[],
+                        help="of llama-bench; more than two: each is tried once, and the best of each cell takes a turn; else the first for prompts, "
+                             "the last for decode")
     parser.add_argument("--record", type=Path, help="append a row to this JSONL file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -197,6 +197,12 @@ void bw_host_lift(bw_host *h, const bw_list *l, int op, bw_host_lifted *out) {
     out->n = s->count[e];
 }
 
+const int *bw_host_lift_order(const bw_host *h, const bw_list *l, int op) {
+    int step, i = find(h, l, op, &step);
+    const cpu_model *s = h->model.lists[i]->priv;
+    return s->moe.active + s->steps[step].n_own;
+}
+
 void bw_host_held(const bw_host *h, const bw_list *l, int op, int expert, bw_host_lifted *out) {
     int step, i = find(h, l, op, &step);
     *out = matrices_of(h, &((cpu_model *)h->model.lists[i]->priv)->steps[step], expert);

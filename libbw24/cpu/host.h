@@ -41,6 +41,7 @@ int bw_host_work(bw_host *h, const bw_list *l, int op);
 typedef struct bw_host_lifted { int expert, first, n; const uint8_t *data[3]; size_t bytes[3]; bool pinned; } bw_host_lifted;
 bool bw_host_lift_lets_go(const bw_host *h); /* the next call lets go of those before it, which else stay as well */
 void bw_host_lift(bw_host *h, const bw_list *l, int op, bw_host_lifted *out);
+const int *bw_host_lift_order(const bw_host *h, const bw_list *l, int op); /* after the first: all lifted experts in the order of the calls */
 int bw_host_lift_end(bw_host *h);
 /* the packed matrices of an expert that is held, without its places */
 void bw_host_held(const bw_host *h, const bw_list *l, int op, int expert, bw_host_lifted *out);

@@ -13,6 +13,8 @@ namespace bw {
 static const double BUS_FIXED = 60e-6;
 /* share of the bus's rate that is left beside a processor that reads memory, and the processor's bytes a second before any step was timed */
 static const double BUS_BESIDE = 0.85, CPU_FIRST = 60e9;
+/* seconds of the processor's side beside its bytes: threads woken and met, rows quantised */
+static const double CPU_FIXED = 40e-6;
 
 static double seconds_since(int64_t begun) { return (double)(bw_spill_clock() - begun) * 1e-9; }
 
@@ -44,9 +46,10 @@ void cu_bus_free(CuBus *b) {
 /* of `missing` experts, how many over the bus: the later of the two sides is to be earliest */
 static int share_of_bus(const CuBus *b, double bytes, int missing) {
     int best = 0;
-    double least = missing * bytes / b->cpu_rate;
+    double least = CPU_FIXED + missing * bytes / b->cpu_rate;
     for (int k = 1; k <= missing && k <= BUS_MOST; k++) {
-        double t = std::max((missing - k) * bytes / b->cpu_rate, BUS_FIXED + k * bytes / (BUS_BESIDE * b->bus_rate));
+        double own = k < missing ? CPU_FIXED + (missing - k) * bytes / b->cpu_rate : 0;
+        double t = std::max(own, BUS_FIXED + k * bytes / (BUS_BESIDE * b->bus_rate));
         if (t < least) { least = t; best = k; }
     }
     return best;
@@ -158,11 +161,14 @@ void cu_bus_products(Pass &p, const CuStep &c, const CuExperts &x, const int *or
     }
 }
 
-/* the processor's rate, from layers that no read held up */
+/* The processor's rate, from narrow steps' layers that no read held up. What held a thread up makes it too low, nothing makes it too high: it rises
+ * faster than it falls, and where the bus took all it goes back to the first guess. */
 void cu_bus_time(CuSplit *s, double bytes, int64_t begun) {
     CuBus *b = &s->bus;
-    double own = (b->missing - b->n) * bytes, t = seconds_since(begun);
-    if (b->there && own > 0 && t > 0 && b->cpu_rate > 0) b->cpu_rate += 0.1 * (own / t - b->cpu_rate);
+    double own = (b->missing - b->n) * bytes, t = seconds_since(begun) - CPU_FIXED;
+    if (!b->there || !b->missing) return;
+    double seen = own > 0 && t > 0 ? own / t : CPU_FIRST;
+    if (own > 0 || b->cpu_rate < CPU_FIRST) b->cpu_rate += (seen > b->cpu_rate ? own > 0 ? 0.2 : 0.02 : 0.05) * (seen - b->cpu_rate);
 }
 
 void cu_bus_end(bw24_model *m, bool failed) {

@@ -88,11 +88,12 @@ struct CuSplitLayer {
     uint32_t *at_host;         /* pinned: what `at` holds */
 };
 /* experts on their way through the card for one step's rows (lift.cu): slots for as many at once */
-enum { LIFT_SLOTS = 6 };
+enum { LIFT_SLOTS = 6, LIFT_GROUP = 3 }; /* so many are multiplied at once, while the others come */
 struct CuLift {
     cudaStream_t stream[2];    /* one copies while the other unpacks */
     uint8_t *slots;
     size_t slot_bytes;
+    uint32_t *at_host, *at;    /* pinned, device: [3][experts] of the layer in hand, as CuSplitLayer.at, from `slots` on */
     cudaEvent_t ready[LIFT_SLOTS], freed[LIFT_SLOTS]; /* its bytes are there; its products are made */
     int turn;
 };
@@ -109,14 +110,16 @@ struct CuBus {
     std::vector<int> uses;
     std::vector<uint8_t> lifts;
 };
-/* experts divided between the card and the processor (split.cu). x, route, ints, seen, at are pinned */
+/* experts divided between the card and the processor (split.cu). x, route, ints, tiles, seen, at are pinned */
 struct CuSplit {
     struct bw_host *host;      /* cpu/host.h */
     uint8_t *set;
     std::vector<CuSplitLayer> layers;
     float *x, *route, *seen;   /* rows of the op in hand; routes of layers that are whole, to be counted after the step */
     int *ints, *dev_ints;      /* places of the pairs, then pairs of the places */
-    size_t x_floats, route_floats, pairs;
+    int *tiles;                /* of a step of many rows: more than there are, then the tiles (moe.cuh) */
+    std::vector<int> tile_at;  /* [pairs + 1] by place: the first tile from there on */
+    size_t x_floats, route_floats, pairs, experts;
     uint32_t *at;              /* [layers][3][experts], CuSplitLayer.at_host */
     std::vector<void *> pinned; /* memory of the processor's side */
     cudaEvent_t event;

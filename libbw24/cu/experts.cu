@@ -157,15 +157,18 @@ void run_expert_products(Pass &p, const CuStep &c, const CuExperts &x, const int
     down_products(p, c, x, order, pairs);
 }
 
-/* the tiles stand behind the order and their number */
-static ExpertTile *tiles_of(const Pass &p, const CuExperts &x, int *order) { return (ExpertTile *)(order + pair_room(p.m, x) + 1); }
+bool expert_gemm_fits(const Pass &p, const CuExperts &x) {
+    const ExpertKernels *gate = x.k[BW_EXP_GATE], *down = x.k[BW_EXP_DOWN];
+    return gate && down && gate == x.k[BW_EXP_UP] && gate->gemm_fits(*p.q) && down->gemm_fits(*p.q);
+}
 
-/* gate and up of each expert's pairs, in the order of the pairs; then down, back to the places of the pairs */
-static void run_gemm(Pass &p, const CuStep &c, int *order) {
-    const CuExperts &x = p.s->experts[(size_t)c.at];
-    const int n = rows_of(p, c), pairs = n * x.top, most = pairs / EXPERT_TILE + (x.experts < pairs ? x.experts : pairs);
-    ExpertGemmArgs a = {{x.m[BW_EXP_GATE], x.m[BW_EXP_UP]}, 2, x.top, 1, x.gelu, order, order + pair_room(p.m, x), tiles_of(p, x, order), acts_of(p, x.x, n)};
-    a.yo = cu_pair_acts(p, x, pairs);
+int *expert_tiles_at(const Pass &p, const CuExperts &x) { return (int *)p.s->moe.mem[MOE_ORDER] + pair_room(p.m, x); }
+
+void run_expert_tiles(Pass &p, const CuStep &c, const CuExperts &x, const int *order, const int *n_tiles, const ExpertTile *tiles, int most) {
+    const int n = rows_of(p, c);
+    want_quantised(p, x.x, n, c.first);
+    ExpertGemmArgs a = {{x.m[BW_EXP_GATE], x.m[BW_EXP_UP]}, 2, x.top, 1, x.gelu, order, n_tiles, tiles, acts_of(p, x.x, n)};
+    a.yo = cu_pair_acts(p, x, n * x.top);
     a.fault = p.rows.fault;
     a.op = c.first;
     x.k[BW_EXP_GATE]->gemm(*p.q, a, most);
@@ -177,17 +180,24 @@ static void run_gemm(Pass &p, const CuStep &c, int *order) {
     x.k[BW_EXP_DOWN]->gemm(*p.q, a, most);
 }
 
+static void run_gemm(Pass &p, const CuStep &c, int *order) {
+    const CuExperts &x = p.s->experts[(size_t)c.at];
+    const int pairs = rows_of(p, c) * x.top;
+    int *n_tiles = expert_tiles_at(p, x);
+    run_expert_tiles(p, c, x, order, n_tiles, (ExpertTile *)(n_tiles + 1), pairs / EXPERT_TILE + (x.experts < pairs ? x.experts : pairs));
+}
+
 void run_experts(Pass &p, const CuStep &c) {
     const CuExperts &x = p.s->experts[(size_t)c.at];
     const int n = rows_of(p, c), pairs = n * x.top, out = x.m[BW_EXP_DOWN].rows;
     const ExpertKernels *gate = x.k[BW_EXP_GATE], *down = x.k[BW_EXP_DOWN];
-    const bool many = n > EXPERT_ROWS, gemm = many && gate && down && gate == x.k[BW_EXP_UP] && gate->gemm_fits(*p.q) && down->gemm_fits(*p.q);
+    const bool many = n > EXPERT_ROWS, gemm = many && expert_gemm_fits(p, x);
     if (x.layer >= 0 && run_split(p, c)) return;
     int *order = many ? (int *)p.s->moe.mem[MOE_ORDER] : NULL;
     const float *route = buf_of(p, x.route);
     p.quantised[(size_t)x.y] = 0;
     if (gate) want_quantised(p, x.x, n, c.first);
-    if (many) launch(*p.q, k_experts_order, dim3(1), 1024, 0, route, pairs, x.top, order, tiles_of(p, x, order), order + pair_room(p.m, x));
+    if (many) launch(*p.q, k_experts_order, dim3(1), 1024, 0, route, pairs, x.top, order, (ExpertTile *)(expert_tiles_at(p, x) + 1), expert_tiles_at(p, x));
     if (gemm) run_gemm(p, c, order);
     else {
         first_products(p, c, x, order, pairs);

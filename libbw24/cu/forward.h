@@ -67,12 +67,19 @@ int run_gdn(Pass &p, size_t i);
 /* experts.cu. products: act(gate x) * up x of the pairs of `order` (NULL: all), then down of it, to MOE_D by pair */
 void run_experts(Pass &p, const CuStep &c);
 void run_expert_products(Pass &p, const CuStep &c, const CuExperts &x, const int *order, int pairs);
+/* The same for many rows, as GEMM where that fits: gate and up of each tile's pairs, in the order of the pairs; then down, to MOE_D by pair. order, n_tiles,
+ * tiles: device; most: tiles at most. tiles_at: room for a step's number of tiles and the tiles behind it */
+bool expert_gemm_fits(const Pass &p, const CuExperts &x);
+int *expert_tiles_at(const Pass &p, const CuExperts &x);
+void run_expert_tiles(Pass &p, const CuStep &c, const CuExperts &x, const int *order, const int *n_tiles, const ExpertTile *tiles, int most);
 /* k's products of pairs, in launches of at most 32768 */
 void run_products(Pass &p, const ExpertKernels *k, ExpertArgs a, int pairs);
 /* perhead.cu */
 void run_perhead(Pass &p, const CuStep &c);
 /* split.cu: an EXPERTS op of which the processor computes a part; false: the card has all that the step wants */
 bool run_split(Pass &p, const CuStep &c);
+/* split.cu: products of the pairs with places [first, first + n), those of whole experts; order: device, the pairs by place */
+void run_placed(Pass &p, const CuStep &c, const CuExperts &x, const int *order, int first, int n);
 /* lift.cu: products of experts that come from RAM for this step; order: device, the pairs by place */
 void run_lifted(Pass &p, const CuStep &c, const struct bw_host_step &h, const int *order);
 /* bus.cu: which experts come over the bus, held until cu_bus_end; their copies; their products, order: device, their pairs */

@@ -50,8 +50,9 @@ int cu_lift_make(bw24_model *m) {
     }
     int rc = cu_make_stage(m);
     if (!rc) rc = cu_model_alloc(m, (void **)&s->slots, LIFT_SLOTS * s->slot_bytes, "experts");
+    if (!rc) rc = cu_model_alloc(m, (void **)&s->at, 3 * all->experts * sizeof(uint32_t), "experts");
     if (rc) return rc;
-    cudaError_t e = cudaSuccess;
+    cudaError_t e = cudaHostAlloc(&s->at_host, 3 * all->experts * sizeof(uint32_t), cudaHostAllocDefault);
     for (int i = 0; i < 2 && !e; i++) e = cudaStreamCreateWithFlags(&s->stream[i], cudaStreamNonBlocking);
     for (int i = 0; i < LIFT_SLOTS && !e; i++) {
         e = cudaEventCreateWithFlags(&s->ready[i], cudaEventDisableTiming);
@@ -67,6 +68,7 @@ void cu_lift_free(CuLift *s) {
     }
     for (cudaStream_t q : s->stream)
         if (q) cudaStreamDestroy(q);
+    if (s->at_host) cudaFreeHost(s->at_host);
 }
 
 void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const bw_host_lifted &e, const uint8_t *tiles, uint8_t *slot) {
@@ -105,6 +107,25 @@ static void bring(Pass &p, CuLift *s, Queue *q, const CuSplitLayer &y, const bw_
     if (q->error && !p.q->error) p.q->error = q->error;
 }
 
+/* where the slots' matrices will be, for all lifted experts of the layer: the k-th comes to slot turn + k */
+static void tell_slots(Pass &p, CuLift *s, const CuSplitLayer &y, const int *experts, int n) {
+    const size_t all = (size_t)y.op->experts;
+    for (int k = 0; k < n; k++) {
+        size_t at = (size_t)((s->turn + k) % LIFT_SLOTS) * s->slot_bytes;
+        for (size_t i = 0; i < 3; at += (y.m[i++].bytes + 255) & ~(size_t)255) s->at_host[i * all + (size_t)experts[k]] = (uint32_t)(at / 256);
+    }
+    if (!p.q->error) p.q->error = cudaMemcpyAsync(s->at, s->at_host, 3 * all * sizeof(uint32_t), cudaMemcpyHostToDevice, p.q->stream);
+}
+
+/* products of the pairs of the n experts that came last, with places [first, first + pairs) */
+static void multiply(Pass &p, CuLift *s, const CuStep &c, const CuExperts &x, const int *order, int n, int first, int pairs) {
+    for (int i = 1; i <= n; i++)
+        if (!p.q->error) p.q->error = cudaStreamWaitEvent(p.q->stream, s->ready[(s->turn + LIFT_SLOTS - i) % LIFT_SLOTS], 0);
+    run_placed(p, c, x, order, first, pairs);
+    for (int i = 1; i <= n; i++)
+        if (!p.q->error) p.q->error = cudaEventRecord(s->freed[(s->turn + LIFT_SLOTS - i) % LIFT_SLOTS], p.q->stream);
+}
+
 void run_lifted(Pass &p, const CuStep &c, const bw_host_step &h, const int *order) {
     CuSplit *all = model_of(p.m)->split;
     CuLift *s = &all->lift;
@@ -117,20 +138,25 @@ void run_lifted(Pass &p, const CuStep &c, const bw_host_step &h, const int *orde
     }
     Queue q = *p.q;
     q.pdl = false;
-    for (int k = 0; k < h.lifted && !p.q->error; k++) {
+    for (int i = 0; i < 3; i++) {
+        x.m[i].w = s->slots;
+        x.m[i].at = s->at + i * x.experts;
+        x.m[i].stride = 256;
+    }
+    for (int k = 0, n = 0, first = 0, end = 0; k < h.lifted && !p.q->error; k++) {
         bw_host_lifted e;
         if (bw_host_lift_lets_go(all->host)) p.q->error = copied(ctx_of(p.m));
         bw_host_lift(all->host, p.l, c.first, &e);
-        bring(p, s, &q, y, e);
-        uint8_t *slot = s->slots + (size_t)s->turn * s->slot_bytes;
-        for (int i = 0; i < 3; slot += (y.m[i++].bytes + 255) & ~(size_t)255) {
-            x.m[i].w = slot;
-            x.m[i].at = NULL;
-            x.m[i].stride = 0;
+        if (k == 0) tell_slots(p, s, y, bw_host_lift_order(all->host, p.l, c.first), h.lifted);
+        if (n && (n == LIFT_GROUP || e.first != end)) {
+            multiply(p, s, c, x, order, n, first, end - first);
+            n = 0;
         }
-        run_expert_products(p, c, x, order + e.first, e.n);
-        if (!p.q->error) p.q->error = cudaEventRecord(s->freed[s->turn], p.q->stream);
+        if (!n++) first = e.first;
+        end = e.first + e.n;
+        bring(p, s, &q, y, e);
         s->turn = (s->turn + 1) % LIFT_SLOTS;
+        if (k + 1 == h.lifted) multiply(p, s, c, x, order, n, first, end - first);
     }
     cudaError_t done = copied(ctx_of(p.m));
     if (done && !p.q->error) p.q->error = done;

@@ -1,6 +1,7 @@
 /* EXPERTS divided between the card and the processor: the card computes those of its set (spill.h), backend cpu's kernels the others from memory or
  * files (cpu/host.h), at the same time; one kernel sums the slots in their order. Owns the set's memory, the exchange through pinned memory and the wait
  * for the router's choice; knows no policy and no file. */
+#include <climits>
 #include <cstring>
 #include "../cpu/host.h"
 #include "../spill.h"
@@ -39,25 +40,28 @@ static int make_split(bw24_model *m) {
 
 /* buffers for the widest op of the lists so far */
 static int make_buffers(bw24_model *m, const bw_list *l, CuSplit *s) {
-    size_t x = s->x_floats, route = s->route_floats, rows = (size_t)m->max_rows;
+    size_t x = s->x_floats, route = s->route_floats, rows = (size_t)m->max_rows, experts = 0;
     for (int i = 0; i < l->n_ops; i++) {
         const bw_op *op = &l->ops[i];
         if (op->code != BW_OP_EXPERTS) continue;
         size_t a = rows * (size_t)l->bufs[op->buf[1]].width, b = rows * (size_t)l->bufs[op->buf[2]].width;
         x = a > x ? a : x;
         route = b > route ? b : route;
+        experts = (size_t)op->experts > experts ? (size_t)op->experts : experts;
     }
-    if (x == s->x_floats && route == s->route_floats) return 0;
-    for (void *p : {(void *)s->x, (void *)s->route, (void *)s->ints})
+    if (x == s->x_floats && route == s->route_floats && experts <= s->experts) return 0;
+    s->experts = experts > s->experts ? experts : s->experts;
+    for (void *p : {(void *)s->x, (void *)s->route, (void *)s->ints, (void *)s->tiles})
         if (p) cudaFreeHost(p);
     s->x = s->route = NULL;
-    s->ints = NULL;
+    s->ints = s->tiles = NULL;
     s->x_floats = x;
     s->route_floats = route;
     s->pairs = route / 2;
     int rc = pin(m, (void **)&s->x, x * sizeof(float));
     if (!rc) rc = pin(m, (void **)&s->route, route * sizeof(float));
     if (!rc) rc = pin(m, (void **)&s->ints, 2 * s->pairs * sizeof(int));
+    if (!rc) rc = pin(m, (void **)&s->tiles, sizeof(int) + (s->pairs / EXPERT_TILE + s->experts) * sizeof(ExpertTile));
     return rc ? rc : cu_model_alloc(m, (void **)&s->dev_ints, 2 * s->pairs * sizeof(int), "experts");
 }
 
@@ -99,7 +103,7 @@ void cu_split_free(CuModel *all) {
     CuSplit *s = all->split;
     if (!s) return;
     for (void *p : s->pinned) cudaHostUnregister(p);
-    for (void *p : {(void *)s->x, (void *)s->route, (void *)s->ints, (void *)s->seen, (void *)s->at})
+    for (void *p : {(void *)s->x, (void *)s->route, (void *)s->ints, (void *)s->tiles, (void *)s->seen, (void *)s->at})
         if (p) cudaFreeHost(p);
     if (s->event) cudaEventDestroy(s->event);
     cu_bus_free(&s->bus);
@@ -227,14 +231,38 @@ static bool choices_exist(const CuSplit *s, const CuExperts &x, int n) {
     return true;
 }
 
+/* Many rows: tiles over the pairs of one expert, by place; tile_at: the first tile of place i or of a place behind it. Their number is the launches'. */
+static void make_tiles(Pass &p, CuSplit *s, const CuExperts &x, const bw_host_step &h) {
+    ExpertTile *tiles = (ExpertTile *)(s->tiles + 1);
+    int n = 0;
+    s->tile_at.assign((size_t)h.pairs + 1, 0);
+    auto expert = [&](int at) { return (int)s->route[(size_t)(h.pair[at] / x.top) * 2 * (size_t)x.top + (size_t)(x.top + h.pair[at] % x.top)]; };
+    for (int at = h.own, end; at < h.pairs; at = end) {
+        for (end = at + 1; end < h.pairs && end < at + EXPERT_TILE && expert(end) == expert(at);) end++;
+        for (int i = at; i < end; i++) s->tile_at[(size_t)i] = i == at ? n : n + 1;
+        tiles[n++] = {expert(at), at, end - at};
+    }
+    s->tile_at[(size_t)h.pairs] = n;
+    s->tiles[0] = INT_MAX;
+    if (!p.q->error) p.q->error = cudaMemcpyAsync(expert_tiles_at(p, x), s->tiles, sizeof(int) + (size_t)n * sizeof(ExpertTile), cudaMemcpyHostToDevice, p.q->stream);
+}
+
+void run_placed(Pass &p, const CuStep &c, const CuExperts &x, const int *order, int first, int n) {
+    const CuSplit *s = model_of(p.m)->split;
+    if (rows_of(p, c) <= EXPERT_ROWS || !expert_gemm_fits(p, x)) return run_expert_products(p, c, x, order + first, n);
+    const int *tiles = expert_tiles_at(p, x), from = s->tile_at[(size_t)first], to = s->tile_at[(size_t)(first + n)];
+    run_expert_tiles(p, c, x, order, tiles, (const ExpertTile *)(tiles + 1) + from, to - from);
+}
+
 /* products of the set's experts and of those that come from RAM; order: the pairs by place, on the device */
 static void card_products(Pass &p, const CuStep &c, const CuExperts &x, const bw_host_step &h) {
     CuSplit *s = model_of(p.m)->split;
     memcpy(s->ints, h.place, (size_t)h.pairs * sizeof(int));
     memcpy(s->ints + h.pairs, h.pair, (size_t)h.pairs * sizeof(int));
     if (!p.q->error) p.q->error = cudaMemcpyAsync(s->dev_ints, s->ints, 2 * (size_t)h.pairs * sizeof(int), cudaMemcpyHostToDevice, p.q->stream);
+    if (rows_of(p, c) > EXPERT_ROWS && expert_gemm_fits(p, x)) make_tiles(p, s, x, h);
     const int *order = s->dev_ints + h.pairs;
-    if (h.first_set < h.pairs) run_expert_products(p, c, x, order + h.first_set, h.pairs - h.first_set);
+    if (h.first_set < h.pairs) run_placed(p, c, x, order, h.first_set, h.pairs - h.first_set);
     if (s->bus.n) cu_bus_products(p, c, x, order + h.own);
     else if (h.lifted) run_lifted(p, c, h, order);
 }
@@ -301,6 +329,7 @@ bool run_split(Pass &p, const CuStep &c) {
     cu_bus_end(p.m, false);
     if (!choices_exist(s, x, n)) return p.unrouted = true;
     const CuSplitLayer &y = s->layers[(size_t)x.layer];
+    s->bus.missing = 0;
     p.rc = narrow ? cu_bus_choose(p, x, n) : y.packed ? cu_bus_make(p.m) : 0;
     bw_host_step &h = s->step;
     const int lift = narrow || p.rc || !y.packed ? 0 : lift_from(p.m, y, s->bus.bus_rate);
