@@ -230,3 +230,39 @@ def test_a_full_disk_leaves_nothing(tmp_path, small_is_large, monkeypatch):
     with pytest.raises(Bw24Error, match="No space left"):
         run(st_files.FIXTURES / "hy_v3", Tiers(ram=0, nvme=(str(tmp_path),)), weights="auto")
     assert list(tmp_path.iterdir()) == []
+
+
+def quantised_mixture(folder: Path, scheme: str) -> Path:
+    """A Qwen3 mixture of width 64 whose experts are stored as NVFP4 (modelopt) or FP8 in blocks."""
+    st_files.copy_checkpoint("qwen3_moe", folder, hidden_size=64, moe_intermediate_size=64,
+                             quantization_config={"quant_method": "modelopt" if scheme == "nvfp4" else "fp8"})
+    rng, wide = np.random.default_rng(8), 64
+    out = {"model.norm.weight": st_files.bf16(np.ones(wide))}
+    out |= {name: st_files.bf16(rng.normal(0, 1, (96, wide))) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    for layer in ("model.layers.0.", "model.layers.1."):
+        for name, rows in (("q", 64), ("k", 32), ("v", 32), ("o", 64)):
+            out[f"{layer}self_attn.{name}_proj.weight"] = st_files.bf16(rng.normal(0, 0.1, (rows, wide)))
+        out |= {f"{layer}self_attn.{name}_norm.weight": st_files.bf16(np.ones(16)) for name in "qk"}
+        out |= {f"{layer}{name}_layernorm.weight": st_files.bf16(np.ones(wide)) for name in ("input", "post_attention")}
+        out[f"{layer}mlp.gate.weight"] = st_files.bf16(rng.normal(0, 1, (EXPERTS, wide)))
+        for base in (f"{layer}mlp.experts.{e}.{kind}_proj.weight" for e in range(EXPERTS) for kind in PROJECTIONS):
+            if scheme == "nvfp4":
+                out[base] = st_files.u8(rng.integers(0, 256, (wide, wide // 2)))
+                out[base + "_scale"] = st_files.u8(rng.integers(0x28, 0x40, (wide, wide // 16)), "F8_E4M3")
+                out[base + "_scale_2"] = st_files.f32(np.array(rng.uniform(0.05, 0.1)))
+            else:
+                out[base] = st_files.u8(rng.integers(0, 0x50, (wide, wide)) | rng.integers(0, 2, (wide, wide)) << 7, "F8_E4M3")
+                out[base + "_scale_inv"] = st_files.f32(rng.uniform(0.02, 0.04, (1, 1)))
+    return st_files.write_checkpoint(folder, out)
+
+
+@pytest.mark.parametrize("scheme, kept", [("nvfp4", "NVFP4"), ("fp8", "Q8_0")])
+def test_stock_quantised_mixtures_spill_too(tmp_path, small_is_large, scheme, kept):
+    folder, drive = quantised_mixture(tmp_path / "in", scheme), tmp_path / "drive"
+    drive.mkdir()
+    with open_model(folder, "auto") as model:
+        assert {t.type_name for t in model.file.tensors.values() if t.name.endswith("_exps.weight")} == {kept}
+    want = run(folder, weights="auto")
+    for ram in (0, 20_000, 1 << 20):
+        assert run(folder, Tiers(ram=ram, nvme=(str(drive),), force=True), weights="auto") == want
+    assert len(list(drive.glob(f"*{tier_bank.SUFFIX}"))) == 1

@@ -97,17 +97,28 @@ def test_a_thousand_tokens(files, tmp_path):
     assert data.count(key + struct.pack("<I", 512)) == 1
     path.write_bytes(data.replace(key + struct.pack("<I", 512), key + struct.pack("<I", 2048)))
     with open_model(path, "keep") as model:
-        def text(**settings) -> list[int]:
+        def text(mix: bool = False, **settings) -> list[int]:
+            rng = np.random.default_rng(11)
             with Engine(model, device="cpu", threads=2, **settings) as engine, engine.sequence() as seq:
+                pairs = [(i, e) for i, (_, n) in enumerate(engine.spill.layers()) for e in range(n)] if mix else []
                 out = [5]
                 while len(out) < 1000:
+                    if mix:
+                        engine.spill.warm(np.array(pairs, np.int32)[rng.permutation(len(pairs))[: rng.integers(0, 6)]].reshape(-1, 2))
                     out.append(int(np.argmax(seq.decode(out[-1]))))
-                return out
+                if engine.spill:
+                    c = engine.spill.stats()
+                    assert c["peak"] <= 1.05 * max(c["budget"], c["floor"]) and not c["errors"]
+                    assert mix or engine.placement.ram or c["evictions"] >= c["wanted"] - c["hits"] - 5, "each use pushes one out"
+            return out
         plain = text()
         assert len(set(plain)) > 1
-        counts = sizes(path)
+        bank = sizes(path)["bank"]
         for policy in ("lru", "slru"):
-            assert text(tiers=Tiers(ram=counts["bank"] // 3, policy=policy, force=True)) == plain
+            assert text(tiers=Tiers(ram=bank // 3, policy=policy, force=True)) == plain
+        assert text(tiers=Tiers(ram=0, force=True)) == plain, "every expert from the file"
+        assert text(True, tiers=Tiers(ram=bank // 3, force=True)) == plain, "any mix of RAM and file"
+        assert text(tiers=Tiers(ram=bank // 3, vram=bank // 4, force=True)) == plain, "with a set kept apart"
 
 
 def test_the_gate_holds_over_spilled_experts(files):

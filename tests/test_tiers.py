@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bw24 import cli_common, engine, flags, tier_plan, tier_replay, tiers
+from bw24 import cli_common, device, engine, flags, placement, tier_plan, tier_replay, tiers
 from bw24.cli import main
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
+from bw24.sizes import Sizes
 from bw24.source import open_model
 from bw24.tiers import Tiers
 from conftest import FIXTURES
@@ -301,3 +302,23 @@ def test_a_plan_for_a_card(moe, capsys):
     assert main([*words, "--rate", "vram=1000"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["vram_share"] > 0 and body["ms"]["card"] > 0 and body["ms"]["other"] > 0
+
+
+def test_a_plan_counts_what_the_card_holds_beside_experts(moe, capsys, monkeypatch):
+    """Where the build can say it, the card's share of the visits follows the placement's arithmetic; less memory than the rest takes is an error."""
+    rates = ["--rate", "cpu=10", "--rate", "disk=1", "--rate", "vram=1000", "--rate", "pcie=50", "--json", "--ram", "300k"]
+    bank = 0
+    for beside in (1 << 28, 1 << 29):
+        monkeypatch.setattr(placement, "beside_experts", lambda s, limit, beside=beside: beside)
+        assert main(["tiers", "plan", str(moe), "--vram", str(beside + 100_000), *rates]) == 0
+        body = json.loads(capsys.readouterr().out)
+        bank = body["bank_bytes"]
+        assert body["vram_share"] == pytest.approx(tier_plan.popularity(tier_plan.CURVE, 100_000 / bank))
+    monkeypatch.setattr(placement, "beside_experts", lambda s, limit: (_ for _ in ()).throw(Bw24Error("the card's 1 MiB", placement.E_MEMORY)))
+    assert main(["tiers", "plan", str(moe), "--vram", "1m", *rates]) == 2 and "the card's 1 MiB" in capsys.readouterr().err
+    with open_model(moe) as model:
+        s = engine.situation(model, device.Choice("cuda", True), Tiers(vram=1 << 33, force=True), None, engine.parse_kv(None), 64)
+        monkeypatch.undo()
+        monkeypatch.setattr(placement, "predict", lambda *_: Sizes(64, 90, 0, 0, 0, 0, 90 << 20, 0, 30 << 20))
+        passing = placement.LIFTED * (30 << 20) // placement._experts(model, None)
+        assert placement.beside_experts(s, 1 << 33) == (60 << 20) + passing + placement.MARGIN + s.kv(64)

@@ -48,7 +48,8 @@ def add_commands(commands: Any) -> None:
     plan.add_argument("--expert-bytes", type=float, metavar="B", help="bytes of one expert")
     plan.add_argument("--experts", type=int, default=15168, metavar="N", help="with --visits: experts in all (default: 15168)")
     plan.add_argument("--target", type=float, default=10.0, metavar="T", help="tokens a second to reach (default: 10)")
-    profile = add_command(parts, "profile", run_profile, "record how often each expert is used", PROFILE_EXAMPLES, (*ENGINE_FLAGS, *TIER_FLAGS))
+    profile = add_command(parts, "profile", run_profile, "record how often each expert is used", PROFILE_EXAMPLES,
+                          (*ENGINE_FLAGS, *TIER_FLAGS, "json"))
     profile.add_argument("text", metavar="TEXT", help="a UTF-8 text of the kind that the model will see, - for standard input")
     profile.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile to write")
     profile.add_argument("--tokens", type=int, default=1 << 16, metavar="N", help="of the text, at most (default: 65536)")
@@ -112,6 +113,23 @@ def measured(model: Model, args: argparse.Namespace, shape: Shape, given: dict[s
     return tier_plan.Rates(**rates)
 
 
+def on_card_beside(model: Model, vram: int | None) -> int:
+    """Bytes of a card of `vram` that experts cannot have: the other weights, work memory, the cache; 0 where this build cannot say. Raises Bw24Error
+    where those do not fit."""
+    from . import device, engine, placement
+    from .tiers import Tiers
+
+    if not vram:
+        return 0
+    s = engine.situation(model, device.Choice("cuda", True), Tiers(vram=vram, force=True), None, engine.parse_kv(None), None)
+    try:
+        return placement.beside_experts(s, vram)
+    except Bw24Error as error:
+        if error.code == placement.E_MEMORY:
+            raise
+        return 0
+
+
 def card_rates(pcie: float | None) -> tuple[float, float]:
     """Bytes a second that this machine's card reads from its memory, and takes from the host's unless given. Raises Bw24Error where there is none
     that can be used."""
@@ -144,7 +162,8 @@ def run_plan(args: argparse.Namespace) -> int:
             if not bank.ops:
                 raise Bw24Error(f"{model.path.name}: the model has no experts, so there is nothing to place")
             experts = [(op[2], model.file.tensors[op[2]].shape[2]) for op in bank.ops]
-            shape = tier_plan.Shape(bank.visits, bank.nbytes / sum(n for _, n in experts), bank.nbytes, rest_of(model, bank), len(bank.ops))
+            shape = tier_plan.Shape(bank.visits, bank.nbytes / sum(n for _, n in experts), bank.nbytes, rest_of(model, bank), len(bank.ops),
+                                    on_card_beside(model, args.vram))
             rates, name, ram = measured(model, args, shape, given), model.name, args.ram if args.ram is not None else default_ram(shape)
             if args.profile:
                 curve = tier_plan.curve_of(read_profile(Path(args.profile), model_hash(model), experts))
@@ -215,8 +234,13 @@ def run_profile(args: argparse.Namespace) -> int:
     from .tier_plan import curve_of, popularity
 
     curve = curve_of(uses)
-    say(f"{len(ids)} tokens, {len(layers)} layers; the most used tenth of the experts has {100 * popularity(curve, 0.1):.1f} % of the uses, "
-        f"a quarter {100 * popularity(curve, 0.25):.1f} %, half {100 * popularity(curve, 0.5):.1f} %")
+    shares = {share: popularity(curve, share) for share in (0.1, 0.25, 0.5)}
+    if args.json:
+        write_json({"profile": args.output, "tokens": len(ids), "layers": len(layers), "experts": sum(n for _, n in layers),
+                    "uses": int(sum(int(u.sum()) for u in uses)), "most_used": [{"of_experts": k, "of_uses": v} for k, v in shares.items()]})
+        return EXIT_OK
+    say(f"{len(ids)} tokens, {len(layers)} layers; the most used tenth of the experts has {100 * shares[0.1]:.1f} % of the uses, "
+        f"a quarter {100 * shares[0.25]:.1f} %, half {100 * shares[0.5]:.1f} %")
     return EXIT_OK
 
 

@@ -211,18 +211,27 @@ def _card(s: Situation, limit: int, context: int | None) -> Card:
     return Card(limit, rest, sizes.experts, s.kv, context or s.ctx, s.model.context_length, passing)
 
 
-def _on_card(s: Situation) -> tuple[Placement | None, int, int]:
-    """The same for a card: where all does not fit, the experts that do. Where no context was asked for, its work memory is that of the context which
-    the cache's part of the card holds."""
-    if s.tiers.vram is not None and s.tiers.vram > s.free:
-        raise Bw24Error(f"--vram {s.tiers.vram / 2**30:.1f}g: the card has {s.free / 2**30:.1f} GiB free", E_MEMORY)
-    limit = s.free if s.tiers.vram is None else s.tiers.vram
+def _fitted(s: Situation, limit: int) -> tuple[Card, bool]:
+    """The card's memory at the context that will be used, and whether that was left to the card: then it is what the cache's part of it holds."""
     card = _card(s, limit, None)
     open_context = s.ctx is None and not (card.holds_all and decide(s.model, s.tiers, s.draft, s.free, s.granted, card) is None)
     while open_context and s.kv(card.ctx or card.own) > card.cache_room and (card.ctx or card.own) > PAGE_TOKENS:
         card = _card(s, limit, max(PAGE_TOKENS, (card.ctx or card.own) // 2))
-    if open_context:
-        card = replace(card, ctx=card.ctx or card.own)
+    return replace(card, ctx=card.ctx or card.own) if open_context else card, open_context
+
+
+def beside_experts(s: Situation, limit: int) -> int:
+    """Bytes of a card of `limit` that experts cannot have. Raises Bw24Error where the rest does not fit, or backend cuda is not in this build."""
+    card, _ = _fitted(s, limit)
+    return limit - card.room + card.kv(card.ctx or card.own) if card.set_bytes else limit
+
+
+def _on_card(s: Situation) -> tuple[Placement | None, int, int]:
+    """The same for a card: where all does not fit, the experts that do."""
+    if s.tiers.vram is not None and s.tiers.vram > s.free:
+        raise Bw24Error(f"--vram {s.tiers.vram / 2**30:.1f}g: the card has {s.free / 2**30:.1f} GiB free", E_MEMORY)
+    limit = s.free if s.tiers.vram is None else s.tiers.vram
+    card, open_context = _fitted(s, limit)
     found = decide(s.model, s.tiers, s.draft, s.free, s.granted, card)
     room = limit - card.rest - (found.vram + card.scratch + MARGIN if found else card.experts)
     return found, s.rows, min(room, s.kv(card.ctx)) if open_context and card.ctx else room

@@ -44,13 +44,14 @@ class Rates:
 @dataclass(frozen=True)
 class Shape:
     """What the cost depends on. visits: experts used a token; expert: bytes of one; bank: of all; rest: of the other weights; layers: that have
-    experts."""
+    experts; beside: bytes of the card that experts cannot have (0: rest and WORK_VRAM)."""
 
     visits: int
     expert: float
     bank: float
     rest: float = 0.0
     layers: int = 0
+    beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,9 @@ def curve_of(uses: Sequence[np.ndarray]) -> tuple[tuple[float, float], ...]:
 
 
 def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, float]] = CURVE) -> Hits:
-    """Hit shares of tiers filled with the most used experts: video memory first (less the other weights and WORK_VRAM), then RAM, each expert in
-    one of them. Above two tokens' worth of experts an LRU comes within a few points of it, and so does a card's set that moves with the text."""
-    in_vram = min(1.0, max(0.0, vram - shape.rest - WORK_VRAM) / shape.bank) if vram else 0.0
+    """Hit shares of tiers filled with the most used experts: video memory first (less shape.beside), then RAM, each expert in one of them.
+    Above two tokens' worth of experts an LRU comes within a few points of it, and so does a card's set that moves with the text."""
+    in_vram = min(1.0, max(0.0, vram - (shape.beside or shape.rest + WORK_VRAM)) / shape.bank) if vram else 0.0
     in_ram = min(1.0 - in_vram, max(0.0, ram) / shape.bank)
     a, b = popularity(curve, in_vram), popularity(curve, in_vram + in_ram)
     return Hits(a, (b - a) / (1 - a) if a < 1 else 1.0, 1.0 if vram and in_vram < 1 else 0.0)
@@ -140,7 +141,7 @@ def reach(shape: Shape, vram: float, ram: float, rates: Rates, target: float, cu
     def speed(v: float, r: float, k: Rates) -> float:
         return cost(shape, fixed or hits(shape, v, r, curve), k).rate
 
-    lines, most = [], shape.bank + shape.rest + WORK_VRAM
+    lines, most = [], shape.bank + (shape.beside or shape.rest + WORK_VRAM)
     ways = {
         "RAM": (lambda x: speed(vram, ram + x * (shape.bank - ram), rates), lambda x: f"{(ram + x * (shape.bank - ram)) / 2**30:.0f} GiB"),
         "VRAM": (lambda x: speed(vram + x * (most - vram), ram, rates), lambda x: f"{(vram + x * (most - vram)) / 2**30:.0f} GiB"),
