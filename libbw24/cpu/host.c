@@ -7,6 +7,8 @@
 #include "host.h"
 
 typedef struct host_job { fwd f; int step; cpu_phase *phases; const bw_rowset *set; } host_job;
+/* Between two layers the card computes and the bus brings experts, up to about a millisecond: in times of a pool's ordinary wait. */
+enum { HOST_WAIT = 5 };
 struct bw_host {
     bw24_ctx ctx;
     bw24_model model;
@@ -33,8 +35,10 @@ int bw_host_new(bw24_model *m, bw_host **out) {
     if (rc) {
         free(h);
         *out = NULL;
+        return rc;
     }
-    return rc;
+    cpu_pool_wait_longer(((cpu_ctx *)h->ctx.priv)->pool, HOST_WAIT);
+    return 0;
 }
 
 static void free_list(bw_list *l) {

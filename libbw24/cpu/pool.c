@@ -14,7 +14,7 @@
 #include "pool.h"
 
 struct cpu_pool {
-    int n;
+    int n, spins; /* spins: between jobs */
     pthread_t *threads;
     cpu_fn fn;
     void *arg;
@@ -31,7 +31,7 @@ enum { IDLE_SPIN = 4 * CPU_POOL_SPIN };
 
 /* spins for a while, then sleeps until the job counter leaves `seen` */
 static void wait_for_job(cpu_pool *p, int seen) {
-    for (int i = 0; i < IDLE_SPIN; i++) {
+    for (int i = 0; i < p->spins; i++) {
         if (atomic_load_explicit(&p->job, memory_order_acquire) != seen) return;
         cpu_pool_pause();
     }
@@ -60,7 +60,7 @@ static void publish(cpu_pool *p) {
 cpu_pool *cpu_pool_new(int n) {
     cpu_pool *p = aligned_alloc(64, (sizeof *p + 63) & ~(size_t)63);
     if (!p) return NULL;
-    *p = (cpu_pool){.n = 1, .threads = calloc((size_t)n, sizeof *p->threads)};
+    *p = (cpu_pool){.n = 1, .spins = IDLE_SPIN, .threads = calloc((size_t)n, sizeof *p->threads)};
     if (!p->threads) { free(p); return NULL; }
     for (int i = 1; i < n; i++) {
         worker *w = malloc(sizeof *w);
@@ -85,6 +85,7 @@ void cpu_pool_free(cpu_pool *p) {
 }
 
 int cpu_pool_size(const cpu_pool *p) { return p->n; }
+void cpu_pool_wait_longer(cpu_pool *p, int times) { p->spins = times * IDLE_SPIN; }
 
 void cpu_pool_start(cpu_pool *p, cpu_fn fn, void *arg) {
     p->fn = fn;

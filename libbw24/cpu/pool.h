@@ -9,6 +9,7 @@ typedef void (*cpu_fn)(void *arg, int tid, int n_threads);
 cpu_pool *cpu_pool_new(int n);
 void cpu_pool_free(cpu_pool *p);
 int cpu_pool_size(const cpu_pool *p);
+void cpu_pool_wait_longer(cpu_pool *p, int times); /* between two jobs, awake; before the first job */
 /* fn(arg, tid, n) on every thread; returns when all have returned. Workers run in the numeric program's floating-point environment. */
 void cpu_pool_run(cpu_pool *p, cpu_fn fn, void *arg);
 /* the same in two parts: the workers begin, the caller does something else, then its share. arg must stay until join returns. */
