@@ -41,7 +41,7 @@ uint64_t bw24_struct_size(const char *name) {
         {"bw24_round_request", sizeof(bw24_round_request)}, {"bw24_round_times", sizeof(bw24_round_times)},
         {"bw24_op_facts", sizeof(bw24_op_facts)},       {"bw24_check_result", sizeof(bw24_check_result)}, {"bw24_device_facts", sizeof(bw24_device_facts)},
         {"bw24_spill_params", sizeof(bw24_spill_params)}, {"bw24_place", sizeof(bw24_place)}, {"bw24_spill_counts", sizeof(bw24_spill_counts)},
-        {"bw24_pick", sizeof(bw24_pick)}, {"bw24_rates", sizeof(bw24_rates)},
+        {"bw24_pick", sizeof(bw24_pick)}, {"bw24_rates", sizeof(bw24_rates)}, {"bw24_decode_request", sizeof(bw24_decode_request)},
     };
     for (size_t i = 0; name && i < sizeof sizes / sizeof *sizes; i++)
         if (!strcmp(sizes[i].name, name)) return sizes[i].size;

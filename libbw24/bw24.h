@@ -92,6 +92,18 @@ typedef struct bw24_pick {
     int32_t n_history;
     int32_t reserved;
 } bw24_pick;
+/* one reply of bw24_decode */
+typedef struct bw24_decode_request {
+    uint32_t size;
+    int32_t token;              /* the newest token; it is not in the sequence yet */
+    bw24_seq *seq;
+    bw24_drafter *drafter;      /* that of `seq`, or NULL; it follows without drafting */
+    bw24_pick pick;             /* as bw24_step_sample; its history ends with `token` */
+    const int32_t *stop;        /* ids that end the call */
+    int32_t *tokens;            /* result: room for `most` tokens */
+    int32_t n_stop;
+    int32_t reserved;
+} bw24_decode_request;
 /* one reply in a round (bw24_round) */
 enum { BW24_MAX_DRAFTS = 16 };
 typedef struct bw24_round_request {
@@ -123,8 +135,8 @@ typedef struct bw24_memory {
     uint64_t kv;              /* KV pages now in use */
     uint64_t kv_page_full;    /* bytes of one page of 64 tokens, all full-attention layers */
     uint64_t kv_page_window;  /* the same of the sliding-window layers */
+    uint64_t state;           /* recurrent state of one sequence: three versions of it and two logs of the rows that it can go back over */
     /* bw24_predict alone fills these, but for `device`: */
-    uint64_t state;           /* recurrent state of one sequence */
     uint64_t fixed;           /* what does not depend on the model: staging buffers, code, graphs */
     uint64_t host;            /* all of it that is in the host's memory */
     uint64_t device;          /* all of it on the card; bw24_model_memory: bytes taken there since the context was opened, 0 without a card */
@@ -291,18 +303,20 @@ int bw24_drafter_fork(bw24_drafter **out, bw24_drafter *drafter, bw24_seq *seq);
 int64_t bw24_drafter_pos(bw24_drafter *drafter); /* tokens given; the sequence may hold drafts after them */
 /* appends n tokens, 1..max_rows. logits: [n][vocab] or NULL */
 int bw24_drafter_append(bw24_drafter *drafter, const int32_t *tokens, int32_t n, float *logits);
+/* the same for several in one step: n[i] >= 1 tokens of drafters[i], max_rows in all; `tokens` has them one after the other. After an error those
+ * whose position has not changed have not moved */
+int bw24_drafters_append(bw24_drafter **drafters, const int32_t *n, int32_t drafters_n, const int32_t *tokens);
 /* sequence and drafter back to the nearest restorable position <= pos. token: that at pos - 1, which is run again for its hidden row; -1: not known */
 int bw24_drafter_truncate(bw24_drafter *drafter, int64_t pos, int32_t token, int64_t *actual);
 /* One round: k drafts each, one step of the first list that judges them all, and the sequences moved over what was accepted. The tokens are those of
  * plain decoding with the same sampler (unless `reject`), whatever else is in the round. times: added to, or NULL. The rows of all
  * requests, k + 1 each, must fit one step. After an error the requests whose `accepted` is -1 have not moved. */
 int bw24_round(bw24_model *model, bw24_round_request *requests, int32_t n, bw24_round_times *times);
-/* Plain decoding in the library: appends `token` and draws the next, then goes on with that, until n tokens were drawn, one of `stop` was, or `seconds`
- * have passed (looked at between steps; 0: no bound). tokens: [n], the `made` ones that follow, at least one; all but the last are in the sequence now.
- * drafter: that of `seq`, or NULL; it follows without drafting. pick: as bw24_step_sample, its history ends with `token`. An error after the first token
- * is left to the next call, which meets it again; only where the step was cancelled it comes with what was made. */
-int bw24_decode(bw24_seq *seq, bw24_drafter *drafter, int32_t token, const bw24_pick *pick, const int32_t *stop, int32_t n_stop, int32_t n,
-                double seconds, int32_t *tokens, int32_t *made);
+/* Plain decoding in the library: each request's token is appended and the next drawn, in one step for all, then on with those, until each has `most`, one
+ * of them drew one of its `stop`, or between two steps `seconds` have passed (0: no bound) or *end is not 0 (NULL: no flag; another thread may set it).
+ * *made: tokens that each has now, at least one; all but the last are in its sequence. The tokens are those of single steps. An error after the first
+ * token is left to the next call, which meets it again; only where the step was cancelled it comes with what was made. */
+int bw24_decode(bw24_model *model, bw24_decode_request *requests, int32_t n, int32_t most, double seconds, const int32_t *end, int32_t *made);
 /* the same in three parts, for a host that picks the tokens: draft makes drafts and drafted; verify gives the logits [sum of (drafted + 1)][vocab];
  * the host sets accepted; commit moves the sequences to token and the first `accepted` drafts. Another draft gives a round up that was not committed. */
 int bw24_round_draft(bw24_model *model, bw24_round_request *requests, int32_t n);

@@ -163,6 +163,74 @@ int bw24_drafter_append(bw24_drafter *d, const int32_t *tokens, int32_t n, float
     return rc ? rc : bw_drafter_pay(d, 0);
 }
 
+/* ---- several at once */
+/* rows for keys and values alone of all drafters that owe some, in as few steps as they fit */
+static int pay_together(bw24_drafter **d, int n) {
+    bw24_model *m = d[0]->trunk->model;
+    const size_t w = (size_t)width_of(d[0]);
+    int most = m->max_rows < PAID_AT_ONCE ? m->max_rows : PAID_AT_ONCE, rc = 0;
+    float *hidden = malloc((size_t)most * w * sizeof *hidden);
+    if (!hidden) return bw_fail(BW24_E_MEMORY, "out of memory for %d hidden rows", most);
+    for (int first = 0, of[PAID_AT_ONCE]; first < n && !rc;) {
+        bw24_row rows[PAID_AT_ONCE];
+        int at = 0, last = first;
+        for (; last < n && at < most && last - first < PAID_AT_ONCE; last++) {
+            of[last - first] = d[last]->n_owed < most - at ? d[last]->n_owed : most - at;
+            memcpy(hidden + (size_t)at * w, d[last]->owed_rows, (size_t)of[last - first] * w * sizeof *hidden);
+            for (int j = 0; j < of[last - first]; j++) rows[at++] = (bw24_row){d[last]->seq, d[last]->owed[j], 0};
+        }
+        if (at) rc = bw_run_rows(m, rows, at, hidden, (bw_outputs){0});
+        for (int i = first; i < last && !rc; i++) bw_drafter_paid(d[i], of[i - first]);
+        while (first < last && !rc && !d[first]->n_owed) first++;
+    }
+    free(hidden);
+    return rc;
+}
+
+/* one step of the first list for all parts; hidden: the wanted rows', one after the other */
+static int run_together(bw24_drafter **d, const int32_t *n, int drafters, const int32_t *tokens, int total, float *hidden) {
+    bw24_row *rows = malloc((size_t)total * sizeof *rows);
+    if (!rows) return bw_fail(BW24_E_MEMORY, "out of memory for %d rows", total);
+    for (int i = 0, at = 0; i < drafters; i++)
+        for (int j = 0; j < n[i]; j++, at++) rows[at] = (bw24_row){d[i]->trunk, tokens[at], j == n[i] - 1 || !last_alone(d[i], NULL)};
+    int rc = bw_run_rows(d[0]->trunk->model, rows, total, NULL, (bw_outputs){.hidden = hidden});
+    free(rows);
+    return rc;
+}
+
+static int check_together(bw24_drafter **d, const int32_t *n, int drafters, const int32_t *tokens, int *total) {
+    if (!d || !n || !tokens || drafters < 1) return bw_fail(BW24_E_ARG, "bw24_drafters_append: NULL argument or no drafter");
+    *total = 0;
+    for (int i = 0; i < drafters; i++) {
+        if (!d[i] || n[i] < 1 || d[i]->trunk->model != d[0]->trunk->model || d[i]->seq->list != d[0]->seq->list)
+            return bw_fail(BW24_E_ARG, "bw24_drafters_append: drafter %d is NULL, of another model or list, or has %d tokens", i, n[i]);
+        for (int j = 0; j < i; j++)
+            if (d[j] == d[i]) return bw_fail(BW24_E_ARG, "bw24_drafters_append: drafters %d and %d are the same", j, i);
+        if (n[i] > d[0]->trunk->model->max_rows - *total)
+            return bw_fail(BW24_E_ARG, "bw24_drafters_append: more than the %d tokens that the model was made for", d[0]->trunk->model->max_rows);
+        *total += n[i];
+    }
+    return 0;
+}
+
+int bw24_drafters_append(bw24_drafter **d, const int32_t *n, int32_t drafters, const int32_t *tokens) {
+    int total = 0, rc = 0;
+    BW_TRY(check_together(d, n, drafters, tokens, &total));
+    for (int i = 0; i < drafters; i++) BW_TRY(bw_drafter_reset(d[i]));
+    const int64_t w = width_of(d[0]);
+    float *hidden = malloc((size_t)total * (size_t)w * sizeof *hidden);
+    if (!hidden) return bw_fail(BW24_E_MEMORY, "out of memory for %d hidden rows", total);
+    rc = run_together(d, n, drafters, tokens, total, hidden);
+    const float *rows = hidden;
+    for (int i = 0; i < drafters && !rc; i++) {
+        if (last_alone(d[i], NULL)) memcpy(d[i]->last, rows, (size_t)w * sizeof *rows), rows += w, d[i]->pos += n[i];
+        else rc = follow(d[i], tokens, n[i], rows), rows += n[i] * w;
+        tokens += n[i];
+    }
+    free(hidden);
+    return rc ? rc : pay_together(d, drafters);
+}
+
 int bw24_drafter_truncate(bw24_drafter *d, int64_t pos, int32_t token, int64_t *actual) {
     if (!d || pos < 0 || pos > d->pos)
         return bw_fail(BW24_E_ARG, "bw24_drafter_truncate: position %lld is outside 0..%lld", (long long)pos, d ? (long long)d->pos : -1LL);

@@ -198,6 +198,7 @@ typedef struct bw_round {
 } bw_round;
 
 /* sample.c: arguments of a pick, and the draw of one row at a position */
+uint64_t bw_state_bytes(const bw_list *l); /* predict.c: of one sequence */
 int bw_check_pick(const bw24_pick *p, int32_t n_vocab);
 int bw_draw_row(const float *logits, int32_t n_vocab, const bw24_pick *p, uint64_t position, bw_drawn *out);
 /* run.c: bw24_step_sample with all of its result */

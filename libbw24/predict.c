@@ -12,7 +12,7 @@ static uint64_t class_pages(const bw24_model *m, int c) {
 }
 
 /* three versions of the state and two logs: what a step reads, what it writes, and where the last one can be taken back to */
-static uint64_t state_bytes(const bw_list *l) { return (3 * (uint64_t)l->state_floats + 2 * (uint64_t)l->log_floats) * sizeof(float); }
+uint64_t bw_state_bytes(const bw_list *l) { return (3 * (uint64_t)l->state_floats + 2 * (uint64_t)l->log_floats) * sizeof(float); }
 
 /* a backend that computes from the file's layout */
 static int plain(const bw24_model *m, bw24_memory *out) {
@@ -36,6 +36,6 @@ int bw24_predict(bw24_model *m, bw24_memory *out) {
         if (b->page_slab) page = (page + 255) & ~(uint64_t)255;
         out->kv += (pages + slab - 1) / slab * slab * page;
     }
-    for (int i = 0; i < m->n_lists; i++) out->state += state_bytes(m->lists[i]);
+    for (int i = 0; i < m->n_lists; i++) out->state += bw_state_bytes(m->lists[i]);
     return b->predict ? b->predict(m, out) : plain(m, out);
 }

@@ -399,6 +399,7 @@ int bw24_model_memory(bw24_model *m, bw24_memory *out) {
     for (int i = 0; i < m->n_tensors; i++) out->weights += m->tensors[i]->packed_bytes;
     out->work = m->work_bytes;
     out->kv = (uint64_t)atomic_load(&m->kv_bytes);
+    for (int i = 0; i < m->n_lists; i++) out->state += bw_state_bytes(m->lists[i]);
     for (int c = 0; c < m->n_classes; c++) *(m->class_window[c] ? &out->kv_page_window : &out->kv_page_full) += m->class_page_bytes[c];
     return 0;
 }

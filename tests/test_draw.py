@@ -13,7 +13,7 @@ from bw24 import abi
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.generate import Generation
-from bw24.plain import decode
+from bw24.plain import Reply, decode
 from bw24.sampling import SamplingParams, picks, sample
 from bw24.source import open_model
 
@@ -109,15 +109,20 @@ def test_plain_tokens_up_to_the_end_of_the_context(engine):
             decode(engine, seq, follow[-1], SamplingParams(), [])
         assert seq.pos == len(seq.tokens) == engine.ctx
         seq.truncate(8)
-        made, out = abi.ffi.new("int32_t *"), abi.ffi.new("int32_t[4]")
-        pick, keep = picks([(SamplingParams(), [])])
-        call = abi.lib().bw24_decode
-        null = abi.ffi.NULL
-        for n, n_stop, p in ((0, 0, pick), (5000, 0, pick), (2, 1, pick), (2, -1, pick), (2, 0, null)):
-            assert call(seq._handle(), null, 3, p, null, n_stop, n, 0.0, out, made) < 0
-        assert call(seq._handle(), null, engine.n_vocab, pick, null, 0, 2, 0.0, out, made) < 0 and made[0] == 0
+        made, null = abi.ffi.new("int32_t *"), abi.ffi.NULL
+
+        def call(most: int = 2, token: int = 3, n: int = 1, **changed: object) -> int:
+            reply = Reply(seq, SamplingParams())
+            requests, request = abi.ffi.new("bw24_decode_request[]", 2), reply.fill(token, [])
+            for name, value in changed.items():
+                setattr(request, name, value)
+            requests[0] = requests[1] = request[0]
+            return abi.lib().bw24_decode(engine._model, requests, n, most, 0.0, null, made)
+
+        for bad in ({"most": 0}, {"most": 5000}, {"n_stop": 1, "stop": null}, {"n_stop": -1}, {"pick": {"params": null}}, {"tokens": null}, {"seq": null},
+                    {"size": 8}, {"token": engine.n_vocab}, {"n": 0}, {"n": 2}):
+            assert call(**bad) < 0 and made[0] == 0, bad
         assert seq.pos == 8
-        del keep
 
 
 @pytest.mark.parametrize("params, history, message", [

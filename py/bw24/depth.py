@@ -6,6 +6,7 @@ from __future__ import annotations
 AUTO_K = 8  # most drafts a round where they are not given
 PRIOR, WEIGHT = 0.6, 2.0  # acceptance before anything was judged, and how many judgements that counts for
 SLOW = 1 / 24  # weight of a judgement once there are many
+LASTING = 1 / 128  # of a judgement in what replies leave to the next
 TRIED = 1 / 8  # of one that was made to see whether drafts have become better
 GAIN = 1.02  # drafting must promise this much more than plain decoding
 AGAIN, SELDOM = 32, 512  # rounds without drafts before one is tried: at first, and at most
@@ -15,7 +16,7 @@ COLD = 3  # times that a form may be slow at first: code and pages are touched, 
 
 
 class Costs:
-    """Seconds of a draft step and of the model's step by its rows: running means of one engine, shared by its replies."""
+    """Seconds of a draft step and of the model's step by its rows, and the share of drafts accepted: running means of one engine, shared by its replies."""
 
     def __init__(self) -> None:
         self.draft: float | None = None
@@ -23,6 +24,25 @@ class Costs:
         self.counts: dict[int, int] = {}
         self.drafts = 0  # rounds with drafts
         self._drafted = True  # in the round before
+        self.kept: list[float] = []  # acceptance by position in the replies so far: what the next one begins with
+        self._judged: list[int] = []
+        self._asked: dict[int, int] = {}  # replies in a round -> their choices since the last plain steps
+
+    def due(self, runs: int) -> bool:
+        """Whether the plain step of so many replies is to be measured, for the first time or again; asked by each of them in each round, so that all
+        are plain together."""
+        asked = self._asked.get(runs, 0) + 1
+        self._asked[runs] = asked if asked < (PLAIN_EVERY + 3) * runs else 0
+        return asked > PLAIN_EVERY * runs or self.counts.get(runs, 0) < 3
+
+    def judged(self, at: int, accepted: bool) -> None:
+        """Draft `at` of some reply's round was the next token, or not."""
+        if at == len(self.kept):
+            self.kept.append(self.kept[-1] if self.kept else PRIOR)
+            self._judged.append(int(WEIGHT))
+        if at < len(self.kept):
+            self._judged[at] += 1
+            self.kept[at] += max(1 / self._judged[at], LASTING) * (accepted - self.kept[at])
 
     def timed(self, drafts: int, rows: int, drafting: float, step: float) -> None:
         """A round with chains of `drafts` drafts, whose judging step had `rows` rows."""
@@ -65,13 +85,13 @@ class Depth:
 
     def __init__(self, top: int, costs: Costs | None = None):
         self.top, self.costs = top, costs or Costs()
-        self._sums: list[float] = []  # acceptance by position, of positions that were judged
-        self._counts: list[float] = []
+        self._sums: list[float] = self.costs.kept[:top]  # acceptance by position, of positions that were judged
+        self._counts: list[float] = [WEIGHT] * len(self._sums)
         self._idle = 0  # rounds without drafts since the last with
         self._wait = AGAIN
         self._trying = self._hope = False
         self._best, self._runs, self._age = 0, 0, KEEP  # the plan in force, and its age in rounds
-        self._since_plain, self._sure = 0, 1
+        self._sure = 1
 
     def kept(self, at: int) -> float:
         """Estimated share of judged drafts at position `at` that are accepted; as the deepest judged one before it where none was judged."""
@@ -85,9 +105,7 @@ class Depth:
         if self.top < 1:
             self._sure = SELDOM
             return 0
-        self._since_plain += 1
-        if self._since_plain > PLAIN_EVERY or self.costs.counts.get(runs, 0) < 3:  # what plain decoding costs
-            self._since_plain = 0 if self._since_plain > PLAIN_EVERY + 2 else self._since_plain
+        if self.costs.due(runs):
             return 0
         if self.costs.draft is None or self.costs.drafts < COLD:
             return min(2, self.top)
@@ -133,6 +151,7 @@ class Depth:
 
     def judged(self, at: int, accepted: bool) -> None:
         """Draft `at` of a round was the next token, or not."""
+        self.costs.judged(at, accepted)
         if at == len(self._sums):
             self._sums.append(self.kept(at))
             self._counts.append(WEIGHT)

@@ -287,6 +287,12 @@ class Engine:
         abi.check(abi.lib().bw24_model_memory(self._model, self._used))
         return self._used.kv
 
+    def state_sizes(self) -> tuple[int, int]:
+        """Bytes of one version of a sequence's recurrent state, and of a log of the rows that it can go back over."""
+        abi.check(abi.lib().bw24_model_memory(self._model, self._used))
+        version = 4 * sum(self.model.builder.states.values())
+        return version, (self._used.state - 3 * version) // 2
+
     def explain(self, plan: bool = False) -> str:
         """The list, or how this backend runs it."""
         out = abi.ffi.new("char **")

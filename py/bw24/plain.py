@@ -1,5 +1,5 @@
-"""Plain decoding, several tokens a call of the library. Owns how many at once: few enough that Ctrl-C, stop strings and whoever shares the engine
-wait no longer than a blink, and that a recurrent state can still go back over all of them."""
+"""Plain decoding, several tokens a call of the library, of one reply or of several that share its steps. Owns how many at once: few enough that Ctrl-C,
+stop strings and whoever shares the engine wait no longer than a blink, and that a recurrent state can still go back over all of them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,49 @@ MOST = 16  # tokens a call; a recurrent state goes back 32 rows
 SLICE = 0.01  # seconds after which a call returns
 
 
-def decode(engine: Engine, seq: Timeline, token: int, params: sampling.SamplingParams | sampling.Draw, history: Sequence[int], most: int = MOST, *,
-           stop: Collection[int] = (), drafter: Any = None, seconds: float = SLICE) -> list[int]:
-    """Append `token` to seq and return those that follow it, 1..most: drawn as step_sample draws them, until one of `stop` or the time is up; all
-    but the last are appended too. history: ids up to and with `token`, for the penalties. drafter: the library's, where one follows seq.
-    Raises Bw24Error; nothing has moved then, but for a step that was cancelled after others."""
+class Reply:
+    """One reply's part of a call, made once and filled for each: its timeline, how it draws, the ids after which it ends. drafter: the library's,
+    where one follows the timeline."""
+
+    def __init__(self, seq: Timeline, params: sampling.SamplingParams | sampling.Draw, stop: Collection[int] = (), drafter: Any = None):
+        self.seq, self.params = seq, params
+        self._stop, self._tokens = abi.ffi.new("int32_t[]", list(stop)), abi.ffi.new("int32_t[]", MOST)
+        self.c = abi.new("bw24_decode_request")
+        self.c.seq, self.c.drafter, self.c.stop, self.c.n_stop = seq._handle(), drafter or abi.ffi.NULL, self._stop, len(self._stop)
+        self.c.tokens = self._tokens
+
+    def fill(self, token: int, history: Sequence[int]) -> Any:
+        """Set for the next call; the struct."""
+        pick, self._keep = sampling.picks([(self.params, history)])
+        self.c.token, self.c.pick = token, pick[0]
+        return self.c
+
+    def took(self, token: int, made: int) -> list[int]:
+        """The tokens that followed `token`; all but the last are in the timeline."""
+        out = abi.ffi.unpack(self._tokens, made) if made else []
+        self.seq.tokens += [token, *out[:-1]] if out else []
+        return out
+
+
+def decode_together(engine: Engine, replies: Sequence[tuple[Reply, int, Sequence[int]]], most: int = MOST, *, seconds: float = SLICE,
+                    end: Any = None) -> list[list[int]]:
+    """Append each reply's newest token and return those that follow it, as many for each, 1..most: drawn as step_sample draws them, until one reply
+    draws a stop id, the time is up or *end is not 0 (int32_t *; None: no flag); all but the last are appended too. replies: each with its token and
+    history, the ids up to and with the token. Raises Bw24Error; nothing has moved then, but for a step that was cancelled after others."""
     most = 1 if engine.after_step else max(min(most, MOST), 1)  # who listens hears of every step
-    ffi = abi.ffi
-    pick, keep = sampling.picks([(params, history)])
-    ends, tokens, made = ffi.new("int32_t[]", list(stop)), ffi.new("int32_t[]", most), ffi.new("int32_t *")
+    requests, made = abi.ffi.new("bw24_decode_request[]", len(replies)), abi.ffi.new("int32_t *")
+    for i, (reply, token, history) in enumerate(replies):
+        requests[i] = reply.fill(token, history)[0]
     started = time.perf_counter()
-    status = abi.lib().bw24_decode(seq._handle(), drafter or ffi.NULL, token, pick, ends, len(ends), most, seconds, tokens, made)
-    out = ffi.unpack(tokens, made[0])
-    del keep
-    seq.tokens += [token, *out[:-1]] if out else []
+    status = abi.lib().bw24_decode(engine._model, requests, len(replies), most, seconds, end or abi.ffi.NULL, made)
+    out = [reply.took(token, made[0]) for reply, token, _ in replies]
     abi.check(status)
     if engine.after_step:
-        engine.after_step(1, time.perf_counter() - started)
+        engine.after_step(len(replies), time.perf_counter() - started)
     return out
+
+
+def decode(engine: Engine, seq: Timeline, token: int, params: sampling.SamplingParams | sampling.Draw, history: Sequence[int], most: int = MOST, *,
+           stop: Collection[int] = (), drafter: Any = None, seconds: float = SLICE) -> list[int]:
+    """As decode_together, for one reply."""
+    return decode_together(engine, [(Reply(seq, params, stop, drafter), token, history)], most, seconds=seconds)[0]

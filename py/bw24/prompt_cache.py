@@ -19,13 +19,14 @@ class Maker(Protocol):
 
 
 CANDIDATES = 4  # kept sequences that are tried, longest common prefix first, though the model may not be able to go back that far in them
-NEAREST, MARKS = 64, 10  # marks along a prompt: so many tokens before its end, and twice, four times ... that; at most so many
+NEAREST, WIDER, MARKS = 64, 4, 6  # marks along a prompt: so many tokens before its end, and 4, 16 ... times that; at most so many
+WORTH = 256  # tokens before a mark at least: each ends a step, and on a card a short step takes as long as this many rows more in a long one
 
 
 def marks(length: int) -> list[int]:
     """Positions along a prompt, descending, at which a model that cannot go back keeps a copy of its state: before its end at distances that
-    double. A prompt that shares all but its last d tokens then resumes at most 2 d + NEAREST tokens before its end."""
-    return [length - (NEAREST << i) for i in range(MARKS) if length > NEAREST << i]
+    grow fourfold. A prompt that shares all but its last d tokens then resumes at most 4 d + NEAREST tokens before its end, or begins anew."""
+    return [at for at in (length - NEAREST * WIDER**i for i in range(MARKS)) if at >= WORTH]
 
 
 def shared(a: np.ndarray, b: np.ndarray) -> int:
@@ -87,6 +88,13 @@ class PromptCache:
             return engine.sequence()
         self._kept.append(self._kept.pop(used))
         return best
+
+    def prefer(self, ids: Seq[int]) -> None:
+        """Drop the sequence that shares most with `ids` last."""
+        wanted = np.array(ids, np.int32)
+        commons = [shared(tokens, wanted) for tokens, _ in self._kept]
+        if any(commons):
+            self._kept.append(self._kept.pop(commons.index(max(commons))))
 
     def drop_oldest(self) -> bool:
         """Close the least recently used sequence; False where none is kept."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from . import abi, sampling
-from .engine import PAGE_TOKENS, kv_bytes_per_token, state_bytes
+from . import abi, plain, sampling
+from .engine import PAGE_TOKENS, kv_bytes_per_token
 from .errors import Bw24Error
 from .generate import CONTEXT, EOS, INTERRUPTED, LENGTH, STOP, check_fits
 from .logprobs import Logprobs, logprobs
@@ -160,6 +160,7 @@ class _Run:
     draw: sampling.Draw | None = None
     leader: _Run | None = None  # the run whose prompt pass it waits for
     marks: list[int] = field(default_factory=list)  # positions ahead at which a copy is kept, the nearest last
+    reply: plain.Reply | None = None  # its part of calls that decode several tokens, while it has the same sequence
 
     @property
     def pending(self) -> int:
@@ -204,7 +205,8 @@ class Scheduler:
         self.kv_room = int(engine.free_memory() * MEMORY_SHARE) if kv_room is None else kv_room
         per_token = kv_bytes_per_token(engine.model, engine.kv, engine.draft, engine.backend == "cuda")
         self._page_bytes = PAGE_TOKENS * sum(per_token.values())
-        self._state_bytes = state_bytes(engine.model)
+        version, log = engine.state_sizes()
+        self._version_bytes, self._state_bytes = version, 2 * version + log  # what a sequence holds, and at most what a step takes beside it
         self.cache = PromptCache(rewinds(engine.model))
         self.counters = Counters()
         self.broken: str | None = None
@@ -217,6 +219,7 @@ class Scheduler:
         self._change = threading.Condition()
         self._closing = self._draining = False
         self._news = True  # something came from another thread since the last look: between steps of the same runs the lock is not taken
+        self._flag = abi.ffi.new("int32_t *")  # the same, for a call that makes several steps
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -239,15 +242,14 @@ class Scheduler:
                 raise Busy(f"the queue holds {len(self._waiting)} requests, its limit; try again later")
             job._open = len(job.params)
             self._waiting.append(job)
-            self._news = True
-            self._change.notify_all()
+            self._tell()
         return job
 
     def cancel(self, job: Job) -> None:
         """End a job before the next step; its choices end with the reason `interrupted`. Does nothing to one that has ended."""
         with self._change:
-            job.cancelled = self._news = True
-            self._change.notify_all()
+            job.cancelled = True
+            self._tell()
 
     def load(self) -> dict[str, int]:
         """Requests that run and wait, and kept sequences."""
@@ -265,9 +267,15 @@ class Scheduler:
     def close(self) -> None:
         """End the jobs there are with an error, give every sequence back and stop the thread. The engine stays open."""
         with self._change:
-            self._closing = self._news = True
-            self._change.notify_all()
+            self._closing = True
+            self._tell()
         self._thread.join()
+
+    def _tell(self) -> None:
+        """With the lock held: wake the engine's thread, or end the call that it is in after the step in hand."""
+        self._news = True
+        self._flag[0] = 1  # after the news: who takes the flag back looks for them next
+        self._change.notify_all()
 
     def _idle(self) -> bool:
         return not (self._waiting or self._preempted or self._active)
@@ -375,6 +383,10 @@ class Scheduler:
         """The sequence that a run begins with; where the model cannot go back, the positions to keep on the way."""
         if not run.job.reuse:
             return self.sequence()
+        if not self.cache.rewinds:  # going back writes versions of the state and a page's copy, beside the best found before
+            self.cache.prefer(run.tokens)
+            while self.engine.kv_used() + self._growth(1) + self._version_bytes > self.kv_room and self.cache.drop_oldest():
+                pass
         seq = self.cache.take(self, run.tokens)
         run.marks = [] if self.cache.rewinds else [m for m in marks(len(run.job.ids)) if m > seq.pos]
         return seq
@@ -409,6 +421,9 @@ class Scheduler:
         runs = self._form()
         if not runs:
             return
+        if all(run.pending == 1 and run.generated and self._draws(run) for run, _ in runs):
+            self._decode([run for run, _ in runs])
+            return
         rows = []
         for run, n in runs:
             have = len(run.seq.tokens)
@@ -426,6 +441,38 @@ class Scheduler:
             if not run.pending:
                 self._advance(run, results[at])
                 at += 1
+
+    def _decode(self, runs: list[_Run]) -> None:
+        """Tokens of replies that are drawn without logits: several steps, where nothing waits for the next."""
+        most = self._ahead(runs)
+        if most and self._make_room([(r, most) for r in runs]):
+            self._together(runs, most)
+
+    def _ahead(self, runs: list[_Run]) -> int:
+        """How many steps replies can make in one call: as many tokens as each may still have, one where somebody came or left."""
+        self._flag[0] = 0
+        if self._news:
+            return 1
+        context = min(self.engine.ctx - len(r.seq.tokens) for r in runs)
+        return min(plain.MOST, context, *(r.job.limit - r.generated for r in runs if r.job.limit is not None))
+
+    def _together(self, runs: list[_Run], most: int) -> None:
+        """One call for all of them; there is room for its pages."""
+        started = now()
+        try:
+            follow = self._plain(runs, most)
+        except Bw24Error as error:
+            self._step_failed([(r, 1) for r in runs], error)
+            return
+        self._count_step([(r, 1) for r in runs], now() - started, len(follow[0]))
+        for run, tokens in zip(runs, follow, strict=True):
+            self._emit(run, tokens)
+
+    def _plain(self, runs: list[_Run], most: int) -> list[list[int]]:
+        for run in runs:
+            if run.reply is None or run.reply.seq is not run.seq:
+                run.reply = plain.Reply(run.seq, run.draw, run.job.stop_ids)
+        return plain.decode_together(self.engine, [(r.reply, r.tokens[-1], r.tokens) for r in runs], most, end=self._flag)
 
     def _results(self, runs: list[tuple[_Run, int]], rows: list[Any]) -> np.ndarray:
         """A row of logits for each run whose tokens are all in; or its next token, where every one of them can be drawn without logits."""
@@ -522,11 +569,11 @@ class Scheduler:
         if not run.pending:
             self._advance(run, results[0])
 
-    def _count_step(self, runs: list[tuple[_Run, int]], seconds: float) -> None:
+    def _count_step(self, runs: list[tuple[_Run, int]], seconds: float, steps: int = 1) -> None:
         c, prompt = self.counters, sum(n for _, n in runs if n > 1)
-        c.steps += 1
+        c.steps += steps
         c.prompt_rows += prompt
-        c.decode_rows += sum(1 for _, n in runs if n == 1)
+        c.decode_rows += steps * sum(1 for _, n in runs if n == 1)
         c.step_seconds += seconds
         c.prompt_seconds += seconds * prompt / sum(n for _, n in runs)
 
@@ -550,6 +597,17 @@ class Scheduler:
                 self._pick(one, row)
             except Bw24Error as error:
                 self._fail(one.job, error)
+                return
+
+    def _emit(self, run: _Run, rows: list[Any]) -> None:
+        """The next tokens of a reply, or rows of logits to pick them from, until something ends it."""
+        for row in rows:
+            if run not in self._active:
+                return
+            try:
+                self._pick(run, row if isinstance(row, np.ndarray) else np.int32(row))
+            except Bw24Error as error:
+                self._fail(run.job, error)
                 return
 
     def _pick(self, run: _Run, row: np.ndarray | np.int32) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import plain, speculate
+from . import speculate
 from .errors import Bw24Error
 from .scheduler import Piece, Scheduler, _Run, now
 from .speculate import AUTO, RACE, Drafted, Rounds, check_depth
@@ -47,26 +47,26 @@ class DraftingScheduler(Scheduler):
     def _step(self) -> None:
         runs = self._form()
         started, decoding = now(), [run for run, _ in runs if run.pending == 1]
-        for run, n in runs:
-            if run.pending > 1:
-                self._feed(run, min(n, run.pending - 1))  # the last token begins a round
+        self._feed([(run, min(n, run.pending - 1)) for run, n in runs if run.pending > 1])  # the last token begins a round
         for run in decoding:
             self._split(run)
         free = [r for r in decoding if r.matcher is None and r.job.top is None]
-        self._play([r for r in free if r.seq])
+        steps = self._play([r for r in free if r.seq], alone=len(free) == len(runs))
         self._judge([r for r in decoding if r not in free and r.seq])
         if runs:
-            self._count_step(runs, now() - started)
+            self._count_step(runs, now() - started, steps)
 
-    def _feed(self, run: _Run, n: int) -> None:
-        """A piece of a prompt."""
-        have = len(run.seq.tokens)
-        try:
-            run.seq.append(run.tokens[have : have + n])
-        except Bw24Error as error:
-            self._step_failed([(run, n)], error)
+    def _feed(self, parts: list[tuple[_Run, int]]) -> None:
+        """Pieces of prompts, all in one step."""
+        if not parts:
             return
-        self._keep_mark(run)
+        try:
+            speculate.append_together(self.engine, [(r.seq, r.tokens[len(r.seq.tokens) :][:n]) for r, n in parts])
+        except Bw24Error as error:
+            self._step_failed(parts, error)
+        for run, _ in parts:
+            if run.seq:
+                self._keep_mark(run)
 
     def _split(self, run: _Run) -> None:
         """Before a reply's first token: runs that waited for this prompt get a copy; where the model cannot go back one is kept."""
@@ -83,25 +83,23 @@ class DraftingScheduler(Scheduler):
                 self._fail(run.job, error)
                 return
 
-    def _play(self, runs: list[_Run]) -> None:
-        """One round for all of them."""
+    def _play(self, runs: list[_Run], alone: bool) -> int:
+        """One round for all of them, or where none drafts several plain steps if nobody else is in the step. Returns the steps."""
         if not runs:
-            return
+            return 1
         wanted = [min(r.seq.wanted(len(runs)), self._left(r)) for r in runs]
+        most = 1 if any(wanted) or not alone else min(self._ahead(runs), *(r.seq.sure() for r in runs))
+        if most > 1 and not self._make_room([(r, most) for r in runs]):
+            return 0
         try:
-            follow = self._alone(runs[0]) if len(self._active) == 1 and not wanted[0] else speculate.play(
-                self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], speculate.shares(self.engine, wanted))
+            follow = speculate.play(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], speculate.shares(self.engine, wanted)) if any(
+                wanted) else speculate.plain_together(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], most, self._flag)
         except Bw24Error as error:
             self._step_failed([(r, 1) for r in runs], error)
-            return
+            return 1
         for run, tokens in zip(runs, follow, strict=True):
             self._emit(run, tokens)
-
-    def _alone(self, run: _Run) -> list[list[int]]:
-        """Tokens of the only reply, where it drafts nothing: several a call, for whose pages there is room."""
-        most = min(self._left(run), run.seq.room()) + 1
-        self._make_room([(run, min(most, plain.MOST))])
-        return [run.seq.plain(run.tokens[-1], run.tokens, most)]
+        return max(most, 1)
 
     def _judge(self, runs: list[_Run]) -> None:
         """Rows of logits for each, whose tokens are picked here: drafts serve as far as the picks are the same."""
@@ -119,21 +117,14 @@ class DraftingScheduler(Scheduler):
                 self._emit(run, [row])
 
     def _retry(self, run: _Run, n: int) -> None:
-        if run.matcher is None and run.job.top is None:
+        if run.pending > 1:
+            run.seq.append(run.tokens[len(run.seq.tokens) :][: min(n, run.pending - 1)])
+        elif n > 1:
+            return  # its piece is in
+        elif run.matcher is None and run.job.top is None:
             self._emit(run, speculate.play(self.engine, [(run.seq, run.tokens[-1], run.tokens)], [0])[0])
         else:
             self._emit(run, speculate.open_rounds(self.engine, [(run.seq, run.tokens[-1])], [0]))
-
-    def _emit(self, run: _Run, rows: list[Any]) -> None:
-        """The next tokens of a reply, or rows of logits to pick them from, until something ends it."""
-        for row in rows:
-            if run not in self._active:
-                return
-            try:
-                self._pick(run, row if isinstance(row, np.ndarray) else np.int32(row))
-            except Bw24Error as error:
-                self._fail(run.job, error)
-                return
 
     def _left(self, run: _Run) -> int:
         """Tokens that the reply may have after its next one."""

@@ -176,21 +176,20 @@ class Drafted:
 
     def plain(self, token: int, history: Sequence[int], most: int) -> list[int]:
         """As round where the next one makes no drafts: as many steps of one token as are known to make none, `most` or a few milliseconds."""
-        if self._open:
-            self.settle()
-        sure = self.depth.plain_rounds() if self.depth else 1
-        started = time.perf_counter()
-        tokens = plain.decode(self.engine, self.seq, token, self._request.draw, history, min(sure, most), stop=self._request.stop,
-                              drafter=self._handle())
-        spent, n = time.perf_counter() - started, len(tokens)
-        self.stats.rounds += n
-        self.stats.seconds[1] += spent
+        return plain_together(self.engine, [(self, token, history)], min(self.sure(), most))[0]
+
+    def sure(self) -> int:
+        """After `wanted` gave 0: how many rounds from that one on make no drafts."""
+        return self.depth.plain_rounds() if self.depth else plain.MOST
+
+    def _noted_plain(self, tokens: list[int], seconds: float) -> None:
+        """Count tokens that were made without drafts, and this timeline's share of the time."""
+        self.stats.rounds += len(tokens)
+        self.stats.seconds[1] += seconds
         if self.engine.learner:
             self.engine.learner.observe(self.owner, tokens)
         if self.depth:
-            self.depth.passed(n - 1)
-        self.engine.costs.timed(0, 1, 0.0, spent / n)
-        return tokens
+            self.depth.passed(len(tokens) - 1)
 
     def _note(self, r: Any, times: Any, runs: int) -> None:
         """Count a round of `runs` timelines."""
@@ -363,6 +362,35 @@ def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], dra
     if status < 0 and not any(out):
         abi.check(status)
     return out
+
+
+def plain_together(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], most: int, end: Any = None) -> list[list[int]]:
+    """As play where none drafts: steps of one token each, up to `most`, as plain.decode_together makes them."""
+    replies = []
+    for run, token, history in runs:
+        run.settle()
+        replies.append((plain.Reply(run.seq, run._request.draw, run._request.stop, run._handle()), token, history))
+    started = time.perf_counter()
+    out = plain.decode_together(engine, replies, most, end=end)
+    spent, n = time.perf_counter() - started, len(out[0])
+    for (run, _, _), tokens in zip(runs, out, strict=True):
+        run._noted_plain(tokens, spent / len(runs))
+    engine.costs.timed(0, len(runs), 0.0, spent / n)
+    return out
+
+
+def append_together(engine: Engine, runs: Sequence[tuple[Drafted, Sequence[int]]]) -> None:
+    """Pieces of several prompts in one step, max_rows tokens in all. Raises Bw24Error; then those whose tokens have not changed have not moved."""
+    for run, _ in runs:
+        run.settle()
+    ffi, handles, before = abi.ffi, [run._handle() for run, _ in runs], [run.pos for run, _ in runs]
+    tokens = [token for _, ids in runs for token in ids]
+    status = abi.lib().bw24_drafters_append(ffi.new("bw24_drafter *[]", handles), ffi.new("int32_t[]", [len(ids) for _, ids in runs]), len(runs),
+                                            ffi.new("int32_t[]", tokens))
+    for (run, ids), pos in zip(runs, before, strict=True):
+        if run.pos == pos + len(ids):
+            run.seq.tokens.extend(ids)
+    abi.check(status)
 
 
 def draft(engine: Engine, requests: Any) -> None:
