@@ -58,7 +58,7 @@ class Served:
         from werkzeug.serving import WSGIRequestHandler, make_server
 
         spec = {"spec": args.k if drafts else 0, "draft": args.draft, "draft_hidden": "post", "draft_spare": 0, "spec_sampling": "race"}
-        where = {"device": args.device, "ctx": args.ctx}
+        where = {"device": args.device, "ctx": args.ctx, "prefill": args.prefill}
         others = {n: None for n in ("backend", "isa", "kv", "vram", "ram", "nvme", "tier_policy", "profile")} | {"backend": "auto"}
         settings = Settings(model=args.model, engine=where, spec={**spec, **others, **where}, cache_ram=0)
         Synthetic.accept, Synthetic.k = args.accept, args.k
@@ -101,6 +101,7 @@ def main() -> int:
     p.add_argument("--prompt", type=int, default=2048, help="tokens of the cold prompt; 0: skip it")
     p.add_argument("--device", default="auto")
     p.add_argument("--ctx", type=int, default=8192)
+    p.add_argument("--prefill", default="exact", help="class of the prompt's arithmetic")
     p.add_argument("-o", "--output", type=Path)
     args = p.parse_args()
     rows: list[dict[str, Any]] = []
@@ -116,6 +117,11 @@ def main() -> int:
             found = load(server.port, clients, args.tokens)
             rates[drafts, clients] = found["tokens_per_second"]
             extra = {"k": args.k, "accept": args.accept, "gain": round(found["tokens_per_second"] / rates[False, clients], 3)} if drafts else {}
+            if drafts:
+                costs = server.service.engine.costs
+                extra["draft_ms"] = round(1e3 * (costs.draft or 0), 3)
+                extra["step_ms"] = {rows: round(1e3 * seconds, 3) for rows, seconds in sorted(costs.steps.items())}
+                extra["rounds"] = server.service.scheduler.rounds.as_dict()
             rows.append({"what": "served-drafts" if drafts else "served-plain", "clients": clients, **found, **extra, **facts})
         server.close()
     for row in rows:

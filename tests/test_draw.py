@@ -13,8 +13,8 @@ from bw24 import abi
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.generate import Generation
-from bw24.plain import Reply, decode
-from bw24.sampling import SamplingParams, picks, sample
+from bw24.plain import Reply, decode, decode_together
+from bw24.sampling import SamplingParams, sample
 from bw24.source import open_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,6 +97,14 @@ def test_several_plain_tokens_a_call(engine, params):
     with engine.sequence() as seq:
         seq.prefill(ids[:-1], "none")
         assert decode(engine, seq, ids[-1], params, ids, seconds=1e-9) == made[:1]  # the time is up after each
+        flag = abi.ffi.new("int32_t *", 1)
+        with engine.sequence() as other:  # several at once, and somebody who wants the engine: one token each
+            other.prefill(ids, "none")
+            replies = [(Reply(other, params), made[0], [*ids, made[0]]), (Reply(seq, params), made[0], [*ids, made[0]])]
+            assert decode_together(engine, replies, seconds=0, end=flag) == [made[1:2]] * 2
+            flag[0] = 0
+            replies = [(reply, made[1], [*ids, *made[:2]]) for reply, _, _ in replies]
+            assert decode_together(engine, replies, 9, seconds=0, end=flag) == [made[2:11]] * 2 and other.tokens == [*ids, *made[:10]]
 
 
 def test_plain_tokens_up_to_the_end_of_the_context(engine):
@@ -119,8 +127,8 @@ def test_plain_tokens_up_to_the_end_of_the_context(engine):
             requests[0] = requests[1] = request[0]
             return abi.lib().bw24_decode(engine._model, requests, n, most, 0.0, null, made)
 
-        for bad in ({"most": 0}, {"most": 5000}, {"n_stop": 1, "stop": null}, {"n_stop": -1}, {"pick": {"params": null}}, {"tokens": null}, {"seq": null},
-                    {"size": 8}, {"token": engine.n_vocab}, {"n": 0}, {"n": 2}):
+        for bad in ({"most": 0}, {"most": 5000}, {"n_stop": 1, "stop": null}, {"n_stop": -1}, {"pick": {"params": null}}, {"tokens": null},
+                    {"seq": null}, {"size": 8}, {"token": engine.n_vocab}, {"n": 0}, {"n": 2}):
             assert call(**bad) < 0 and made[0] == 0, bad
         assert seq.pos == 8
 

@@ -16,7 +16,8 @@ COLD = 3  # times that a form may be slow at first: code and pages are touched, 
 
 
 class Costs:
-    """Seconds of a draft step and of the model's step by its rows, and the share of drafts accepted: running means of one engine, shared by its replies."""
+    """Seconds of a draft step and of the model's step by its rows, and the share of drafts accepted: running means of one engine, which its
+    replies share."""
 
     def __init__(self) -> None:
         self.draft: float | None = None

@@ -1,5 +1,5 @@
-"""Plain decoding, several tokens a call of the library, of one reply or of several that share its steps. Owns how many at once: few enough that Ctrl-C,
-stop strings and whoever shares the engine wait no longer than a blink, and that a recurrent state can still go back over all of them."""
+"""Plain decoding, several tokens a call of the library, of one reply or of several that share its steps. Owns how many at once: few enough that
+Ctrl-C, stop strings and whoever shares the engine wait no longer than a blink, and that a recurrent state can still go back over all of them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from . import speculate
 from .errors import Bw24Error
 from .scheduler import Piece, Scheduler, _Run, now
