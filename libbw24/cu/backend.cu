@@ -106,6 +106,9 @@ static void cuda_close(bw24_ctx *c) {
         if (x->raw[i]) cudaFree(x->raw[i]);
         if (x->staged[i]) cudaEventDestroy(x->staged[i]);
     }
+    for (cudaEvent_t e : {x->side.after, x->side.done})
+        if (e) cudaEventDestroy(e);
+    if (x->side.stream) cudaStreamDestroy(x->side.stream);
     cudaStreamDestroy(x->q.stream);
     delete x;
 }
@@ -371,7 +374,14 @@ static int resolve_step(bw24_model *m, bw_list *l, const bw_step *st) {
     int rc = 0;
     switch (op->code) {
     case BW_OP_ATTEND: break;
-    case BW_OP_PICK_ROWS: c.kind = CU_PICK; break;
+    case BW_OP_PICK_ROWS: {
+        CuStep *last = s->steps.empty() ? NULL : &s->steps.back();
+        c.kind = CU_PICK;
+        if (!last || last->kind != CU_PICK || last->first + last->n != st->first || last->n == PICKS) break;
+        last->n++; /* one launch for neighbours */
+        last->out = -1;
+        return 0;
+    }
     case BW_OP_CONV: c.kind = CU_CONV; rc = cu_resolve_fold(m, l, st->first, &c); break;
     case BW_OP_DELTA: c.kind = CU_DELTA; rc = cu_resolve_fold(m, l, st->first, &c); break;
     case BW_OP_PERHEAD: c.kind = CU_PERHEAD; rc = cu_resolve_perhead(m, l, st->first); break;

@@ -18,9 +18,13 @@ namespace bw {
 
 enum { GRAPH_ROWS = 32, SMALL_ROWS = 32, STAGE_BYTES = 32 << 20, WANT_CHUNK = 32, EXPERT_ROWS = 32, SPLIT_ROWS = 32, SPLIT_BYTES = 512 << 20 };
 
+/* a second stream, for what the next drafts need not wait for: the way back of a sequence's state. Made when first used */
+struct CuSide { cudaStream_t stream; cudaEvent_t after, done; bool open; };
+
 struct CuCtx {
     int device;
     Queue q;
+    CuSide side;
     size_t room;       /* bytes free when it was opened */
     cudaError_t dead; /* a device fault: every later call says so */
     uint8_t *stage[2]; /* pinned, for loading; made at the first tensor */
@@ -208,6 +212,7 @@ int cu_hidden(bw24_model *m, bw_list *l, int n, float *out);
 float *cu_fold_new(bw24_model *m, size_t bytes);
 void cu_fold_free(float *data);
 int cu_fold_clear(bw24_model *m, float *data, size_t bytes);
+cudaError_t cu_side_join(CuCtx *c); /* what the queue runs from now on comes after what the second stream has */
 int cu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to);
 int cu_resolve_fold(bw24_model *m, bw_list *l, int op, CuStep *c);
 int cu_resolve_replay(bw24_model *m, bw_list *l);

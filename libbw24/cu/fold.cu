@@ -1,5 +1,5 @@
 /* CONV, DELTA and the versions of their state on the host's side: memory, launches of a pass, the way back. State and logs never leave the device;
- * everything is ordered by the context's stream, so nothing here waits. */
+ * the context's stream orders everything, with the way back on a second one that it waits for before the next step; so nothing here waits. */
 #include "forward.h"
 #include "op_fold.cuh"
 
@@ -13,7 +13,8 @@ float *cu_fold_new(bw24_model *m, size_t bytes) {
 }
 void cu_fold_free(float *data) { cudaFree(data); }
 int cu_fold_clear(bw24_model *m, float *data, size_t bytes) {
-    cudaError_t e = cudaMemsetAsync(data, 0, bytes, ctx_of(m)->q.stream);
+    cudaError_t e = cu_side_join(ctx_of(m));
+    if (!e) e = cudaMemsetAsync(data, 0, bytes, ctx_of(m)->q.stream);
     return e ? cu_fail(m->ctx, e, "a sequence's state") : 0;
 }
 
@@ -90,16 +91,41 @@ void run_delta(Pass &p, const CuStep &c) {
     p.quantised[(size_t)c.out] = 0;
 }
 
+static cudaError_t open_side(CuCtx *c) {
+    CuSide *x = &c->side;
+    if (x->stream) return cudaSuccess;
+    int least = 0, most = 0;
+    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &most);
+    if (!e) e = cudaEventCreateWithFlags(&x->after, cudaEventDisableTiming);
+    if (!e) e = cudaEventCreateWithFlags(&x->done, cudaEventDisableTiming);
+    return e ? e : cudaStreamCreateWithPriority(&x->stream, cudaStreamNonBlocking, least);
+}
+
+cudaError_t cu_side_join(CuCtx *c) {
+    if (!c->side.open) return cudaSuccess;
+    c->side.open = false;
+    return cudaStreamWaitEvent(c->q.stream, c->side.done, 0);
+}
+
+/* beside what the queue does next, until cu_side_join: drafts need no state of the model's */
 int cu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to) {
     CuModel *s = model_of(m);
-    Queue &q = ctx_of(m)->q;
+    CuCtx *c = ctx_of(m);
     FoldSeq one = {from, NULL, to, (float *)log, 0, n, n};
     int rc = cu_alive(m->ctx);
     (void)l;
     if (rc) return rc;
-    q.error = cudaSuccess;
-    launch(q, k_replay, dim3((unsigned)s->replay_items, (unsigned)s->n_replay), FOLD_THREADS, 0, (const ReplayOp *)s->replay, one);
-    return q.error ? cu_fail(m->ctx, q.error, "the way back of a sequence's state") : 0;
+    cudaError_t e = open_side(c);
+    if (!e) e = cudaEventRecord(c->side.after, c->q.stream);
+    if (!e) e = cudaStreamWaitEvent(c->side.stream, c->side.after, 0);
+    Queue side = c->q;
+    side.stream = c->side.stream;
+    side.error = e;
+    side.barrier = true;
+    launch(side, k_replay, dim3((unsigned)s->replay_items, (unsigned)s->n_replay), FOLD_THREADS, 0, (const ReplayOp *)s->replay, one);
+    if (!side.error) side.error = cudaEventRecord(c->side.done, c->side.stream);
+    c->side.open = c->side.open || !side.error;
+    return side.error ? cu_fail(m->ctx, side.error, "the way back of a sequence's state") : 0;
 }
 
 } // namespace bw

@@ -244,6 +244,35 @@ void launch_chain(Pass &p, const CuStep &c, ChainArgs a) {
     launch(*p.q, k_chain, dim3((unsigned)n), (a.n + 255) / 256 * 32, 0, a);
 }
 
+/* An MTP block's input, NORM of a token's row beside NORM of a hidden row, which matrices alone read, all of them quantised: each norm leaves its half
+ * of the quantised form, and no value is written. The op pairs are HIDDEN, NORM, NORM, CONCAT as the list has them. */
+static bool run_joined(Pass &p, size_t at) {
+    const CuStep &c = p.s->steps[at];
+    if (c.n != 4 || c.want || !c.quant_out || at + 1 == p.s->steps.size()) return false;
+    const RowOp *o = &p.s->row_ops[(size_t)c.at];
+    const bw_op *op = &p.l->ops[c.first];
+    const bool hidden = op[0].code == BW_OP_HIDDEN && op[1].code == BW_OP_NORM && op[2].code == BW_OP_NORM && op[3].code == BW_OP_CONCAT;
+    if (!hidden || o[3].i[0] != 1 || o[1].i[0] != 1 || o[2].i[0] != 1) return false;
+    if (op[2].buf[1] != op[0].buf[0] || op[3].buf[1] != op[1].buf[0] || op[3].buf[2] != op[2].buf[0] || op[1].buf[1] == op[0].buf[0]) return false;
+    const CuStep &next = p.s->steps[at + 1];
+    const int eh = op[3].buf[0], n = o[1].n, end = c.first + c.n, segs = n / 256;
+    if (n != o[2].n || n % 256 || segs > NORM_SEGS || next.kind != CU_LINEARS || next.step->norm >= 0 || p.l->ops[next.step->lin0].buf[1] != eh) return false;
+    for (int i = 0; i < next.step->n_lin; i++)
+        if (!matrix_of(&p.l->ops[next.step->lin0 + i])->k) return false;
+    if (!cu_dead_after(p.l, next.first + next.n, eh) || !cu_dead_after(p.l, end, op[1].buf[0]) || !cu_dead_after(p.l, end, op[2].buf[0])) return false;
+    for (int i = 0; i < 2; i++) {
+        Acts y = acts_of(p, eh, p.rows.n);
+        y.q += i * n;
+        y.delta += (size_t)(i * n / 32) * y.ld;
+        y.sum += (size_t)(i * n / 32) * y.ld;
+        y.low += (size_t)(i * n / 32) * y.ld;
+        const RowOp &r = o[1 + i];
+        launch(*p.q, k_norm_whole, dim3((unsigned)p.rows.n), 32 * segs, 0, NormArgs{i ? o[0].a : r.a, r.w, NULL, y, n, r.i[1], r.f, p.rows.fault, c.quant_op});
+    }
+    p.quantised[(size_t)eh] = 1;
+    return true;
+}
+
 static void run_rows(Pass &p, const CuStep &c) {
     int most = 256;
     RowsQuant z = {};
@@ -346,16 +375,23 @@ static void run_attend(Pass &p, const CuStep &c) {
 }
 
 static void run_pick(Pass &p, const CuStep &c) {
-    const bw_op *op = &p.l->ops[c.first];
-    int w = width_of(p, op->buf[0]);
-    launch(*p.q, k_pick, dim3((unsigned)p.rows.n_want, (unsigned)((w + 2047) / 2048)), 256, 0, buf_of(p, op->buf[0]), (const float *)buf_of(p, op->buf[1]), w, p.rows);
-    p.quantised[(size_t)op->buf[0]] = 0;
+    PickArgs a = {};
+    int widest = 0;
+    for (int i = 0; i < c.n; i++) {
+        const bw_op *op = &p.l->ops[c.first + i];
+        a.y[i] = buf_of(p, op->buf[0]);
+        a.x[i] = buf_of(p, op->buf[1]);
+        a.n[i] = width_of(p, op->buf[0]);
+        widest = a.n[i] > widest ? a.n[i] : widest;
+        p.quantised[(size_t)op->buf[0]] = 0;
+    }
+    launch(*p.q, k_pick, dim3((unsigned)p.rows.n_want, (unsigned)((widest + PICK_COLS - 1) / PICK_COLS), (unsigned)c.n), 256, 0, a, p.rows);
 }
 
 void run_finish(Pass &p) {
     int vocab = width_of(p, p.l->logits);
-    launch(*p.q, k_finish, dim3((unsigned)(vocab + 4095) / 4096, (unsigned)p.rows.n_want), 256, 0, (const float *)buf_of(p, p.l->logits), vocab, p.ids,
-           p.rows.best, p.rows.fault, p.l->n_ops - 1);
+    const dim3 grid((unsigned)((vocab + FINISH_COLS - 1) / FINISH_COLS), (unsigned)p.rows.n_want);
+    launch(*p.q, k_finish, grid, 256, 0, (const float *)buf_of(p, p.l->logits), vocab, p.ids, p.rows.best, p.rows.fault, p.l->n_ops - 1);
 }
 
 static void run_step(Pass &p, const CuStep &c) {
@@ -386,6 +422,7 @@ int run_steps(Pass &p, bool eager) {
         if (p.open && !split_open_over(p, p.s->steps[i]) && split_finish(p)) return p.rc;
         int n = run_gdn(p, i); /* several steps at once, where rows are few */
         if (!n) n = run_mixture(p, i);
+        if (!n && p.s->steps[i].kind == CU_ROWS) n = run_joined(p, i);
         if (!n) run_step(p, p.s->steps[i]);
         i += n ? (size_t)n : 1;
         if (p.rc) return split_finish(p);
@@ -592,7 +629,8 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
     Pass p = {m, l, s, &c->q, {}, {}, {}, b->n_seqs, logits || tokens || picks, std::vector<char>((size_t)l->n_bufs, 0), 0, false, NULL, NULL};
     size_t bytes;
     if ((rc = place_rows(m, s, b, &p, &bytes))) return rc;
-    c->q.error = cudaMemcpyAsync(s->step_dev, s->step_host, bytes, cudaMemcpyHostToDevice, c->q.stream);
+    c->q.error = cu_side_join(c);
+    if (!c->q.error) c->q.error = cudaMemcpyAsync(s->step_dev, s->step_host, bytes, cudaMemcpyHostToDevice, c->q.stream);
     if (!c->q.error) c->q.error = put_hidden(p, b);
     split_begin(p);
     rc = launch_pass(p);

@@ -48,6 +48,11 @@ enum { NORM_SEGS = 32 };
 __device__ __forceinline__ void load_now(const float *p, float *v) {
     asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
 }
+__device__ __forceinline__ int load_now(const int *p) {
+    int v;
+    asm volatile("ld.relaxed.gpu.global.s32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
 /* The same for n = 256 S, S <= NORM_SEGS, a warp a segment. Short and without a loop: at few rows its time is that of one pass through the code. */
 static __global__ void __launch_bounds__(32 * NORM_SEGS) k_norm_whole(NormArgs a) {
     __shared__ __align__(16) float part[NORM_SEGS], whole[NORM_SEGS][256]; /* sums; values, read again as 8 columns a lane */
@@ -121,40 +126,62 @@ static __global__ void __launch_bounds__(128) k_rope_tables(RopeTables a, StepRo
         bw_sincos(((double)s.pos[row] * t.inv[k]) * t.scale, t.cs + (size_t)row * t.rot + half + k, t.cs + (size_t)row * t.rot + k);
 }
 
-static __global__ void __launch_bounds__(256) k_pick(float *y, const float *x, int n, StepRows s) {
+/* wanted rows of up to PICKS buffers, each of its own width. grid (rows, parts of the widest, buffers) */
+enum { PICK_COLS = 1024 };
+struct PickArgs { float *y[PICKS]; const float *x[PICKS]; int n[PICKS]; };
+static __global__ void __launch_bounds__(256) k_pick(const __grid_constant__ PickArgs a, StepRows s) {
+    const int n = a.n[blockIdx.z], c = blockIdx.y * PICK_COLS + threadIdx.x;
     pdl_trigger();
     pdl_wait();
-    const float *from = x + (size_t)s.want_row[blockIdx.x] * n;
-    for (int i = threadIdx.x + blockIdx.y * 256; i < n; i += 256 * gridDim.y) y[(size_t)blockIdx.x * n + i] = __ldcg(from + i);
+    const float *from = a.x[blockIdx.z] + (size_t)s.want_row[blockIdx.x] * n;
+    float v[PICK_COLS / 256], *to = a.y[blockIdx.z] + (size_t)blockIdx.x * n;
+#pragma unroll
+    for (int k = 0; k < PICK_COLS / 256; k++) v[k] = c + k * 256 < n ? __ldcg(from + c + k * 256) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < PICK_COLS / 256; k++)
+        if (c + k * 256 < n) to[c + k * 256] = v[k];
 }
 
 /* Ends a step: faults among the logits, and the likeliest token of each row (ties: the lowest id), as the largest key (ordered bits of the logit, ~id).
- * A block looks at 4096 logits of a row. ids: the token of each column, -1: none; NULL: column i is token i. */
+ * A block looks at FINISH_COLS logits of a row; columns beyond the row are its last one again, which changes nothing. ids: the token of each column,
+ * -1: none; NULL: column i is token i. They stand before the step begins, so they are asked for before the wait. */
+enum { FINISH_COLS = 1024 };
 static __global__ void __launch_bounds__(256) k_finish(const float *x, int vocab, const int *ids, unsigned long long *best, int *fault, int op) {
-    pdl_trigger();
-    pdl_wait();
+    __shared__ unsigned long long of_warp[8];
+    enum { EACH = FINISH_COLS / 256 };
     const float *row = x + (size_t)blockIdx.y * vocab;
+    int id[EACH], at[EACH];
+    float v[EACH];
+    pdl_trigger();
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        at[k] = min((int)(blockIdx.x * FINISH_COLS + k * 256 + threadIdx.x), vocab - 1);
+        id[k] = at[k];
+        if (ids) id[k] = load_now(ids + at[k]);
+    }
+    pdl_wait();
+#pragma unroll
+    for (int k = 0; k < EACH; k++) v[k] = __ldcg(row + at[k]) + 0.0f; /* -0 counts as 0 */
     unsigned long long top = 0;
     bool bad = false;
 #pragma unroll
-    for (int k = 0; k < 16; k++) {
-        int i = blockIdx.x * 4096 + k * 256 + threadIdx.x;
-        if (i >= vocab) continue;
-        float v = __ldcg(row + i) + 0.0f; /* -0 counts as 0 */
-        bad |= not_finite(v);
-        const int id = ids ? __ldg(ids + i) : i;
-        if (id < 0) continue;
-        uint32_t bits = __float_as_uint(v), ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-        unsigned long long key = (unsigned long long)ordered << 32 | (uint32_t)~id;
-        top = key > top ? key : top;
+    for (int k = 0; k < EACH; k++) {
+        bad |= not_finite(v[k]);
+        const uint32_t bits = __float_as_uint(v[k]), ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+        const unsigned long long key = (unsigned long long)ordered << 32 | (uint32_t)~id[k];
+        top = id[k] >= 0 && key > top ? key : top;
     }
     if (bad) report_fault(fault, op);
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        unsigned long long other = __shfl_xor_sync(~0u, top, o);
-        top = other > top ? other : top;
-    }
-    if (!(threadIdx.x & 31)) atomicMax(best + blockIdx.y, top);
+    const auto largest = [](unsigned long long t) {
+        const uint32_t high = __reduce_max_sync(~0u, (uint32_t)(t >> 32)), low = __reduce_max_sync(~0u, (uint32_t)(t >> 32) == high ? (uint32_t)t : 0u);
+        return (unsigned long long)high << 32 | low;
+    };
+    top = largest(top);
+    if (!(threadIdx.x & 31)) of_warp[threadIdx.x >> 5] = top;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    top = largest(of_warp[threadIdx.x & 7]);
+    if (!threadIdx.x) atomicMax(best + blockIdx.y, top);
 }
 
 /* ---- the interpreter */

@@ -388,7 +388,12 @@ static int launch_range(bw24_model *m, Layout &y, CuRound *x, int from, int to) 
 }
 
 static int launch_all(bw24_model *m, Layout &y, CuRound *x) {
-    int first = y.r->n_steps > 1, rc = first ? launch_range(m, y, x, 0, 1) : 0;
+    int first = y.r->n_steps > 1;
+    Queue &q = ctx_of(m)->q;
+    const bool apart = first && !y.part[0].p.l->n_states; /* the first drafts need no state, so its way back runs beside them */
+    if (!apart && !q.error) q.error = cu_side_join(ctx_of(m));
+    int rc = first ? launch_range(m, y, x, 0, 1) : 0;
+    if (!q.error) q.error = cu_side_join(ctx_of(m));
     return rc ? rc : launch_range(m, y, x, first, y.r->n_steps);
 }
 

@@ -6,6 +6,7 @@
 
 namespace bw {
 
+enum { PICKS = 4 }; /* buffers whose wanted rows one launch picks */
 enum RowCode { ROW_NORM, ROW_ADD, ROW_SCALE, ROW_GLU, ROW_ROPE, ROW_APPEND, ROW_SOFTCAP, ROW_SLICE, ROW_GATE, ROW_SIGMOID, ROW_DECAY, ROW_CONCAT, ROW_ROUTE };
 struct RowOp {
     int code, op;             /* index in the list, for faults */
