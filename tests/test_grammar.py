@@ -13,6 +13,8 @@ import pytest
 from bw24 import source, toolcalls
 from bw24.errors import Bw24Error
 from bw24.grammar import Grammars, Wish
+from bw24.grammar_strings import FORMATS as STRINGS
+from bw24.grammar_strings import bounded, whole
 from tiny_model import VOCAB, write_tiny
 
 pytest.importorskip("llguidance")
@@ -162,6 +164,51 @@ def test_required_calls_are_calls(tokenizer, known, seed):
                 fitting(part.call.arguments)
             else:
                 assert part.call.name == "stop" and (part.call.arguments == {} or known.name in ("hermes", "generic", "deepseek"))
+
+
+ACCOUNT = {"type": "object", "required": ["code", "day", "name"], "additionalProperties": False, "properties": {
+    "code": {"type": "string", "pattern": "^[A-C]{2}-\\d{3}$"}, "day": {"type": "string", "format": "date"},
+    "name": {"type": "string", "minLength": 3, "maxLength": 6}, "path": {"type": "string", "pattern": "/b|^a$", "maxLength": 9}}}
+
+
+@pytest.mark.parametrize("known", FORMATS, ids=lambda f: f.name)
+def test_strings_keep_to_their_patterns_in_every_format(tokenizer, known):
+    wish = Wish(tools=(("open", ACCOUNT, True),), calls="required", many=False)
+    for seed in range(6):
+        text = walk(tokenizer, wish, seed, known)
+        parser = toolcalls.ReplyParser(known, {"open": ACCOUNT})
+        (call,) = (p.call for p in parser.push(text) + parser.finish() if p.kind == toolcalls.CALL)
+        got = call.arguments
+        assert {"code", "day", "name"} <= set(got) <= set(ACCOUNT["properties"]) and re.fullmatch(STRINGS["date"], got["day"]), text
+        assert re.fullmatch("[A-C]{2}-[0-9]{3}", got["code"]) and 3 <= len(got["name"]) <= 6 and re.search("/b|^a$", got.get("path", "a")), text
+
+
+@pytest.mark.parametrize("pattern, yes, no", [
+    ("^[a-z]{2}$", ["ab"], ["a", "abc", "aB"]), ("b", ["b", "abc", "\nb"], ["", "a"]), ("a|^b$", ["xa", "b"], ["xb", "bx"]),
+    ("^x|y$", ["xz", "zy"], ["zx", "yz"]), ("^\\w+@\\w+\\.com$", ["me@here.com"], ["é@here.com", "me@here_com"]), ("^[^\\d/]$", ["a"], ["1", "/"]),
+    ("^\\u00e9$", ["é"], ["e"]), ("^\\$[|]$", ["$|"], ["$"]), ("^[[]\\\\$", ["[\\"], ["["]), ("^(a|b|)$", ["a", ""], ["ab"])])
+def test_patterns_mean_what_they_mean_in_a_schema(pattern, yes, no):
+    meant = re.compile(whole(pattern).replace("\\u{00e9}", "\\u00e9"))
+    for text, expected in [(t, True) for t in yes] + [(t, False) for t in no]:
+        assert bool(meant.fullmatch(text)) is expected, text
+        if text.isascii():
+            assert bool(re.search(pattern, text)) is expected, text
+
+
+def test_formats_of_strings():
+    good = {"date": ["2024-02-29", "1999-12-31"], "time": ["23:59:59Z", "00:00:00.5+01:30"], "date-time": ["2024-02-29T10:00:00Z"],
+            "duration": ["P3W", "P1Y2M", "PT5M", "P1DT2H"], "email": ["a.b@c.example"], "hostname": ["a-b.example"], "ipv4": ["255.0.10.1"],
+            "ipv6": ["::", "::1", "fe80::1:2", "1:2:3:4:5:6:7:8", "1::"], "uuid": ["01234567-89ab-cdef-0123-456789abcdef"], "uri": ["http://a/b?c=%20"]}
+    bad = {"date": ["2023-02-29", "2024-04-31", "1900-02-29"], "time": ["24:00:00Z", "1:00:00Z"], "date-time": ["2024-01-01 10:00:00Z"],
+           "duration": ["P", "PT", "1D"], "email": ["a@", ".a@b"], "hostname": ["-a", "a..b"], "ipv4": ["256.0.0.1", "1.2.3", "01.2.3.4"],
+           "ipv6": ["1:2", ":::", "1:2:3:4:5:6:7:8:9", "1::2::3"], "uuid": ["01234567"], "uri": ["/a", "a b:c"]}
+    assert set(good) == set(bad) == set(STRINGS)
+    for name, expression in STRINGS.items():
+        assert all(re.fullmatch(expression, text) for text in good[name]) and not any(re.fullmatch(expression, text) for text in bad[name]), name
+    for schema in ({"pattern": 5}, {"format": "postcode"}, {"minLength": -1}, {"maxLength": True}):
+        with pytest.raises(Bw24Error):
+            bounded(schema, "</p>", "</p>")
+    assert bounded({"type": "string"}, "</p>", "</p>") is None
 
 
 def fitting(trip: dict) -> None:

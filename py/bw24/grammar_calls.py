@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import Bw24Error
+from .grammar_strings import bounded
 from .toolcalls import DEEPSEEK_SEP, QUOTE, Format, kinds_of, resolved
 
 BLANKS = "/[ \\n\\r\\t]*/"
@@ -97,7 +98,7 @@ def _choice(names: Any) -> str:
     return f"({' | '.join(names)})"
 
 
-# ---- tags round each argument: strings are free text up to the closing tag, other values JSON
+# ---- tags round each argument: strings are text up to the closing tag, other values JSON
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,9 @@ def _tagged(tools: Tools, tags: _Tags, form: Form) -> Form:
                 inner = f"{_choice(quoted(v) for v in meant['enum'])} {end}"
             elif kinds and "string" not in kinds:
                 inner = f"{form.schema(f'v_{t}_{p}', {**shared, **value})} {end}"
+            elif kinds == ["string"] and (text := bounded(meant, tags.end, escaped(tags.end))):
+                inner = f"{rule}_text"
+                form.rules.append(f"{inner}[lazy]: {text}")
             else:
                 inner = "raw"
             form.rules.append(f"{rule}: {quoted(tags.key.format(key))} {inner} {after}")
@@ -159,7 +163,7 @@ def _minimax(tools: Tools, known: Format, many: bool) -> Form:
 
 
 class _Values:
-    """Rules for values of a tool's schema in Gemma's notation. Strings are free text; numbers keep to their schema."""
+    """Rules for values of a tool's schema in Gemma's notation. Strings and numbers keep to their schema."""
 
     def __init__(self, form: Form, prefix: str, root: Mapping[str, Any]):
         self.form, self.prefix, self.root = form, prefix, root
@@ -190,7 +194,12 @@ class _Values:
         if isinstance(kinds, list):
             return _choice(self.of({**schema, "type": kind}, depth + 1) for kind in kinds)
         if kinds == "string":
-            return "string"
+            text = bounded(schema, QUOTE, escaped(QUOTE))
+            if text is None:
+                return "string"
+            name = self.rule(f"{quoted(QUOTE)} {self.prefix}_{self.count + 1}_text")
+            self.form.rules.append(f"{name}_text[lazy]: {text}")
+            return name
         if kinds == "array":
             return self._array(schema, depth)
         if kinds == "object" or "properties" in schema:
