@@ -66,8 +66,22 @@ static int make_delta(check_case *c, const delta_shape *s, const char *order) {
     return check_end(c, "y", v);
 }
 
-static int fold_count(const check_case *c) { (void)c; return 4 * COUNT(widths) + 2 * COUNT(deltas); }
+/* The class `fast`: products in tf32, 2^-11 a factor at most, 2^-22 of a product's square or so, some tens of which follow each other from chunk to chunk;
+ * the bound leaves more than ten times that. Rows of one sequence in steps that end within a chunk, and a step that goes the exact way. */
+static const delta_shape fast_deltas[] = {{6, 2, 128, 128}, {3, 3, 128, 64}};
+static int make_fast_delta(check_case *c, int i) {
+    const delta_shape *s = &fast_deltas[i / 2];
+    BW_TRY(make_delta(c, s, i % 2 ? "grouped" : "tiled"));
+    c->nmse = 0x1p-16;
+    c->rows[0] = 300; c->rows[1] = 7; c->rows[2] = 130;
+    check_name(c, "fast class: DELTA %d/%d heads, %dx%d, %s", s->heads, s->kheads, s->dk, s->dv, i % 2 ? "grouped" : "tiled");
+    return 0;
+}
+
+enum { EXACT_FOLDS = 4 * COUNT(widths) + 2 * COUNT(deltas) };
+static int fold_count(const check_case *c) { return EXACT_FOLDS + (c->ctx->fast_prefill ? 2 * COUNT(fast_deltas) : 0); }
 static int fold_make(check_case *c, int i) {
+    if (i >= EXACT_FOLDS) return make_fast_delta(c, i - EXACT_FOLDS);
     if (i >= 4 * COUNT(widths)) {
         i -= 4 * COUNT(widths);
         return make_delta(c, &deltas[i / 2], i % 2 ? "grouped" : "tiled");

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from test_cuda_emulated import ROOT, compiler_words, emulated
+from test_cuda_emulated import ROOT, between, compiler_words, emulated
 
-SOURCES = ("device", "fold", "gdn", "op_delta", "op_fold", "op_gdn")
+SOURCES = ("device", "fold", "gdn", "op_delta", "op_fold", "op_gdn", "tf32", "op_delta_fast")
+TF32 = """inline float tf32(float v) { return emu::tf32(v); }
+inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) { emu::mma_tf32(c, a, b0, b1); }
+
+"""
 
 
 BARRIER = "__syncthreads();\n            if (g + 2 < groups)"
@@ -21,6 +25,8 @@ def build(folder: Path, fault: tuple[str, str, str] | None = None) -> Path:
     words = compiler_words(folder)
     for name in SOURCES:
         text = emulated(name).replace("BW_CONV_TAPS", "8")
+        if name == "tf32":
+            text = between(text, "/* rounded to 10 bits", "} // namespace", TF32)
         if fault and fault[0] == name:
             assert fault[1] in text
             text = text.replace(fault[1], fault[2])
@@ -40,6 +46,13 @@ def test_delta_has_the_plain_loops_bits(program, case):
     done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FAIL" not in done.stdout and done.stdout.count("PASS") >= 7
+
+
+def test_delta_of_the_fast_class_is_close(program):
+    """Chunks against the plain loops, keys almost alike and decays near 0 among them; the rows of the log have the exact kernel's bits."""
+    done = subprocess.run([str(program), "5"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 15
 
 
 def test_a_missing_barrier_is_seen(tmp_path):

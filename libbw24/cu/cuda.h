@@ -181,6 +181,8 @@ struct CuModel {
     size_t pieces_bytes, piece_nl_bytes;
     int *gdn_count;               /* GdnArgs.count of every net */
     size_t gdn_count_bytes;
+    void *chunk_facts;            /* of the class fast: ChunkFacts of one DELTA */
+    size_t chunk_facts_bytes;
     struct CuSampler *sampler;    /* sample.cu; NULL before the first draw */
     CuSplit *split;               /* NULL: no expert is spilled */
     struct CuRound *round;        /* round.cu; NULL before the first round */
@@ -215,6 +217,8 @@ int cu_fold_clear(bw24_model *m, float *data, size_t bytes);
 cudaError_t cu_side_join(CuCtx *c); /* what the queue runs from now on comes after what the second stream has */
 int cu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to);
 int cu_resolve_fold(bw24_model *m, bw_list *l, int op, CuStep *c);
+bool cu_delta_chunks(int dk, int dv); /* DELTA of the class fast has heads of these sizes */
+size_t cu_chunk_bytes(int64_t rows, int heads);
 int cu_resolve_replay(bw24_model *m, bw_list *l);
 /* gdn.cu: after the list's steps and their quantised outputs are known */
 int cu_resolve_gdn(bw24_model *m, bw_list *l);

@@ -1,6 +1,8 @@
 /* CONV, DELTA and the versions of their state on the host's side: memory, launches of a pass, the way back. State and logs never leave the device;
  * the context's stream orders everything, with the way back on a second one that it waits for before the next step; so nothing here waits. */
 #include "forward.h"
+#include "gemm_fast.h"
+#include "op_delta_fast.cuh"
 #include "op_fold.cuh"
 
 namespace bw {
@@ -50,7 +52,24 @@ int cu_resolve_fold(bw24_model *m, bw_list *l, int index, CuStep *c) {
     }
     c->at = (int)s->deltas.size();
     s->deltas.push_back({});
-    return delta_args(l, index, &s->deltas.back());
+    DeltaArgs &a = s->deltas.back();
+    int rc = delta_args(l, index, &a);
+    CuModel *all = model_of(m);
+    if (rc || !m->ctx->fast_prefill || !cu_delta_chunks(a.dk, a.dv)) return rc;
+    return cu_share(m, (void **)&all->chunk_facts, &all->chunk_facts_bytes, cu_chunk_bytes(m->max_rows, a.heads), "delta nets of the class fast");
+}
+
+/* DELTA of the class fast */
+bool cu_delta_chunks(int dk, int dv) { return dk == CHUNK_KEY && dv % 32 == 0; }
+size_t cu_chunk_bytes(int64_t rows, int heads) { return (size_t)((rows + CHUNK - 1) / CHUNK) * (size_t)heads * sizeof(ChunkFacts); }
+static bool run_chunks(Pass &p, const DeltaArgs &a) {
+    ChunkFacts *facts = (ChunkFacts *)model_of(p.m)->chunk_facts;
+    const bool aligned = a.ldq % 4 == 0 && a.ldk % 4 == 0 && a.ldv % 4 == 0;
+    if (!p.m->ctx->fast_prefill || p.rows.n < FAST_LEAST_ROWS || p.n_seqs != 1 || !cu_delta_chunks(a.dk, a.dv) || !aligned) return false;
+    if (sizeof(ChunkShared) > (size_t)p.q->shared_max) return false;
+    launch(*p.q, k_delta_facts, dim3((unsigned)a.heads, (unsigned)((p.rows.n + CHUNK - 1) / CHUNK)), CHUNK_THREADS, 0, a, p.fold, facts);
+    launch(*p.q, k_delta_chunks, dim3((unsigned)(a.heads * (a.dv / 32))), CHUNK_THREADS, sizeof(ChunkShared), a, p.fold, (const ChunkFacts *)facts);
+    return true;
 }
 
 int cu_resolve_replay(bw24_model *m, bw_list *l) {
@@ -87,7 +106,8 @@ void run_delta(Pass &p, const CuStep &c) {
     DeltaArgs a = p.s->deltas[(size_t)c.at];
     dim3 grid((unsigned)(a.heads * ((a.dv + 31) / 32)), (unsigned)p.n_seqs);
     a.fault = p.rows.fault;
-    launch(*p.q, k_delta, grid, FOLD_THREADS, 0, a, p.fold);
+    const int logged = run_chunks(p, a);
+    launch(*p.q, k_delta, grid, FOLD_THREADS, 0, a, p.fold, logged);
     p.quantised[(size_t)c.out] = 0;
 }
 

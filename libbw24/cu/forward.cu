@@ -35,6 +35,8 @@ Acts acts_of(const Pass &p, int b, int n) {
 static void launch_quant(Pass &p, QuantArgs a, int width, int n) {
     a.n = width;
     a.fault = p.rows.fault;
+    if (n > SMALL_ROWS && width % 32 == 0 && !a.size && (a.kind == QUANT_ONLY || a.ldu == width))
+        return launch(*p.q, k_quant_wide, dim3((unsigned)((width + 2047) / 2048), (unsigned)n), 256, 0, a);
     launch(*p.q, k_quant, dim3((unsigned)((width + 255) / 256), (unsigned)n), 256, 0, a);
 }
 void want_quantised(Pass &p, int b, int n, int op) {

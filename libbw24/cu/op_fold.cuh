@@ -172,13 +172,14 @@ __device__ __forceinline__ void delta_block(const DeltaArgs &a, const FoldSeq &s
     else DeltaBlock<false>(a, s, sh, item, order).run();
 }
 
-/* grid (heads * blocks of 32 columns, sequences or more) */
-static __global__ void __launch_bounds__(FOLD_THREADS) k_delta(DeltaArgs a, FoldRows f) {
+/* grid (heads * blocks of 32 columns, sequences or more); logged: only the rows of the log, from the version before them on */
+static __global__ void __launch_bounds__(FOLD_THREADS) k_delta(DeltaArgs a, FoldRows f, int logged) {
     __shared__ DeltaShared sh;
     pdl_trigger();
     pdl_wait();
     if (blockIdx.y >= *f.n_seqs) return;
-    const FoldSeq s = f.seqs[blockIdx.y];
+    FoldSeq s = f.seqs[blockIdx.y];
+    if (logged && s.mid) s = {s.mid, NULL, s.out, s.log, s.first + s.n - s.n_log, s.n_log, s.n_log};
     delta_block(a, s, sh, blockIdx.x, f.order);
 }
 

@@ -27,59 +27,65 @@ template <class U, int STAGES_, int ROWS_ = GEMM_TILE> struct GemmShared {
 __device__ __forceinline__ void cp_commit() { asm volatile("cp.async.commit_group;"); }
 template <int N> __device__ __forceinline__ void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
 
-/* stage k = (segment k / 2, half k % 2); the raw scales of the next segment travel with a first half */
+/* Stage k = (segment k / 2, half k % 2); the raw scales of the next segment travel with a first half. What a thread adds to the stage's addresses is computed
+ * once. Rows 4 t + 2 e + i of 16 lie in places 8 e + 2 t + i, so that one lane's rows of two products are four neighbours. */
 template <class U, int STAGES> struct GemmLoad {
-    const LinearArgs &a;
-    const LinearPart &part;
-    GemmShared<U, STAGES> &sh;
-    int tile0, row0, tiles;
     typedef GemmShared<U, STAGES> Sh;
-    __device__ __forceinline__ const uint8_t *unit(int t, int seg) const {
-        int tile = min(tile0 + t, tiles - 1);
-        return part.w + ((size_t)tile * a.segs + seg) * U::UNIT;
+    static constexpr int N = U::HALF / 16, COPIES = (8 * N + 255) / 256;
+    const LinearArgs &a;
+    Sh &sh;
+    const uint8_t *w, *q; /* the block's first unit and row */
+    int row0, unit_step, last; /* bytes from a tile to the next; the last of the block's tiles that there is */
+    uint32_t from_w[COPIES], from_q, to_q;
+    __device__ __forceinline__ GemmLoad(const LinearArgs &a, const LinearPart &part, Sh &sh, int tile0, int row0)
+        : a(a), sh(sh), w(part.w + (size_t)tile0 * a.segs * U::UNIT), q((const uint8_t *)a.x.q + (size_t)row0 * a.x.cols), row0(row0), unit_step(a.segs * U::UNIT),
+          last(2 * part.blocks - 1 - tile0) {
+        const int row = threadIdx.x >> 3;
+#pragma unroll
+        for (int j = 0; j < COPIES; j++) {
+            const int i = threadIdx.x + j * 256;
+            from_w[j] = (uint32_t)(min(i / N, last) * unit_step + i % N * 16);
+        }
+        from_q = (uint32_t)(row * a.x.cols + (threadIdx.x & 7) * 16);
+        to_q = (uint32_t)(((row & 16) + (row >> 1 & 1) * 8 + (row >> 2 & 3) * 2 + (row & 1)) * GEMM_B_PITCH + (threadIdx.x & 7) * 16);
     }
     __device__ __forceinline__ void scales(int seg) {
-        constexpr int N = U::SCALE / 16;
-        if (seg < a.segs)
-            for (int i = threadIdx.x; i < 8 * N; i += 256) cp16(sh.raw[seg % 3] + i * 16, unit(i / N, seg) + 2 * U::HALF + (i % N) * 16);
+        constexpr int S = U::SCALE / 16;
+        if (seg >= a.segs) return;
+        const uint8_t *u = w + (size_t)seg * U::UNIT + 2 * U::HALF;
+#pragma unroll
+        for (int j = 0; j < (8 * S + 255) / 256; j++) {
+            const int i = threadIdx.x + j * 256;
+            if (8 * S % 256 == 0 || i < 8 * S) cp16(sh.raw[seg % 3] + i * 16, u + min(i / S, last) * unit_step + i % S * 16);
+        }
     }
-    /* Q6_K: computed anew for each stage, so that no address made from it stays in a register: all are taken */
-    static __device__ __forceinline__ int thread() {
-        int t = threadIdx.x;
-        if (U::HALF == 1536) asm volatile("" : "+r"(t));
-        return t;
+    /* scales and sums of the stage's groups, zeros past the matrix */
+    __device__ __forceinline__ void floats(int k, int slot) {
+        if (threadIdx.x >= 128) return;
+        const int g = threadIdx.x >> 5, c = (threadIdx.x & 31) * 4;
+        const size_t at = (size_t)(k * 4 + g) * a.x.ld + row0 + c;
+        if (k * 4 + g < a.x.cols >> 5) {
+            cp16(&sh.delta[slot][g][c], a.x.delta + at);
+            if (Sh::SUMS) cp16(&sh.sum[slot][g][c], a.x.sum + at);
+            if (Sh::LOWS) cp16(&sh.low[slot][g][c], a.x.low + at);
+            return;
+        }
+        const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        *(float4 *)&sh.delta[slot][g][c] = zero;
+        if (Sh::SUMS) *(float4 *)&sh.sum[slot][g][c] = zero;
+        if (Sh::LOWS) *(float4 *)&sh.low[slot][g][c] = zero;
     }
-    __device__ __forceinline__ void stage(int k) {
-        constexpr int N = U::HALF / 16;
-        const int thread = this->thread();
+    __device__ __forceinline__ void stage(int k, int slot) {
         if (k < 2 * a.segs) {
-            int seg = k >> 1, h = k & 1, slot = k % STAGES, groups = a.x.cols >> 5;
+            const uint8_t *u = w + (size_t)(k >> 1) * U::UNIT + (k & 1) * U::HALF, *x = q + k * 128;
 #pragma unroll
-            for (int j = 0; j < (8 * N + 255) / 256; j++) {
-                int i = thread + j * 256;
-                if (8 * N % 256 == 0 || i < 8 * N) cp16(sh.a[slot] + i * 16, unit(i / N, seg) + h * U::HALF + (i % N) * 16);
-            }
+            for (int j = 0; j < COPIES; j++)
+                if (8 * N % 256 == 0 || threadIdx.x + j * 256 < 8 * N) cp16(sh.a[slot] + (threadIdx.x + j * 256) * 16, u + from_w[j]);
+            if (k * 128 + (threadIdx.x & 7) * 16 < a.x.cols)
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int i = thread + j * 256, r = i >> 3, c = k * 128 + (i & 7) * 16;
-                if (c < a.x.cols) cp16(sh.b[slot] + r * GEMM_B_PITCH + (i & 7) * 16, a.x.q + (size_t)(row0 + r) * a.x.cols + c);
-            }
-            if (thread < 128) {
-                int g = thread >> 5, c = (thread & 31) * 4;
-                if (k * 4 + g < groups) {
-                    cp16(&sh.delta[slot][g][c], a.x.delta + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
-                    if (Sh::SUMS) cp16(&sh.sum[slot][g][c], a.x.sum + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
-                    if (Sh::LOWS) cp16(&sh.low[slot][g][c], a.x.low + (size_t)(k * 4 + g) * a.x.ld + row0 + c);
-                } else {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        sh.delta[slot][g][c + e] = 0.0f;
-                        if (Sh::SUMS) sh.sum[slot][g][c + e] = 0.0f;
-                        if (Sh::LOWS) sh.low[slot][g][c + e] = 0.0f;
-                    }
-                }
-            }
-            if (!h) scales(seg + 1);
+                for (int j = 0; j < 4; j++) cp16(sh.b[slot] + to_q + j * 32 * GEMM_B_PITCH, x + from_q + (uint32_t)(j * 32 * a.x.cols));
+            floats(k, slot);
+            if (!(k & 1)) scales((k >> 1) + 1);
         }
         cp_commit();
     }
@@ -101,9 +107,20 @@ template <class U, class Sh> __device__ __forceinline__ void gemm_decode(Sh &sh,
     }
 }
 
-template <class U, class Sh> __device__ __forceinline__ void gemm_stage(const Sh &sh, int k, float (&p)[2][Sh::COLUMNS][4]) {
+/* scales or sums of a lane's two rows of one product, or of its four of two */
+template <bool PAIRS> struct RowFloats {
+    float4 v;
+    __device__ __forceinline__ void get(const float *p) {
+        if (PAIRS) v = *(const float4 *)p;
+        else { const float2 w = *(const float2 *)p; v.x = w.x; v.y = w.y; }
+    }
+    __device__ __forceinline__ float2 at(int n) const { return PAIRS && n & 1 ? make_float2(v.z, v.w) : make_float2(v.x, v.y); }
+};
+
+/* the products of stage k; PAIRS: rows lie as GemmLoad puts them */
+template <class U, bool PAIRS, class Sh> __device__ __forceinline__ void gemm_stage(const Sh &sh, int k, int slot, float (&p)[2][Sh::COLUMNS][4]) {
     constexpr Form F = U::FORM;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3, slot = k % Sh::STAGES;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3;
     const uint8_t *bp = sh.b[slot] + (wn * (Sh::ROWS / 2) + gid) * GEMM_B_PITCH + tig * 8;
 #pragma unroll
     for (int pk = 0; pk < U::PACKS; pk++) {
@@ -118,6 +135,7 @@ template <class U, class Sh> __device__ __forceinline__ void gemm_stage(const Sh
             uint32_t l[2][2], h[2][2];
             float2 s[2][2];
             float m0[2][2];
+            RowFloats<PAIRS> ds, ss, ls;
 #pragma unroll
             for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -128,11 +146,16 @@ template <class U, class Sh> __device__ __forceinline__ void gemm_stage(const Sh
                 }
 #pragma unroll
             for (int n = 0; n < Sh::COLUMNS; n++) {
-                const int col = wn * (Sh::ROWS / 2) + n * 8 + 2 * tig;
-                uint2 b = *(const uint2 *)(bp + n * 8 * GEMM_B_PITCH + c * 32);
-                float2 d = *(const float2 *)&sh.delta[slot][c][col], sum = make_float2(0.0f, 0.0f), low = sum;
-                if (Sh::SUMS) sum = *(const float2 *)&sh.sum[slot][c][col];
-                if (Sh::LOWS) { low = *(const float2 *)&sh.low[slot][c][col]; sum.x = sum.x - low.x; sum.y = sum.y - low.y; }
+                const uint2 b = *(const uint2 *)(bp + n * 8 * GEMM_B_PITCH + c * 32);
+                if (!PAIRS || !(n & 1)) {
+                    const int col = wn * (Sh::ROWS / 2) + n * 8 + (PAIRS ? 4 : 2) * tig;
+                    ds.get(sh.delta[slot][c] + col);
+                    if (Sh::SUMS) ss.get(sh.sum[slot][c] + col);
+                    if (Sh::LOWS) ls.get(sh.low[slot][c] + col);
+                }
+                const float2 d = ds.at(n), low = Sh::LOWS ? ls.at(n) : make_float2(0.0f, 0.0f);
+                float2 sum = Sh::SUMS ? ss.at(n) : make_float2(0.0f, 0.0f);
+                if (Sh::LOWS) { sum.x = sum.x - low.x; sum.y = sum.y - low.y; }
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
                     int v[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, vh[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
@@ -153,6 +176,36 @@ template <class U, class Sh> __device__ __forceinline__ void gemm_stage(const Sh
     }
 }
 
+/* a lane's results: outputs `out` and out + 8, two rows from `row` on in each eight, or (PAIRS) four in each sixteen; 16 values of the residual are on the way before one is used (a store
+ * may be to where the next one is read from, so that the compiler does not move a load over it) */
+template <bool RES, bool PAIRS, int N> __device__ __forceinline__ void gemm_store(const LinearPart &part, int rows, int out, int row, const float (&y)[N][4]) {
+    float bias[2];
+    bool have[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        have[r] = out + 8 * r < part.n;
+        bias[r] = part.bias && have[r] ? __ldg(part.bias + out + 8 * r) : 0.0f;
+    }
+    const size_t first = (size_t)row * part.n + out;
+#pragma unroll
+    for (int n = 0; n < N; n += 4) {
+        float res[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int r = i >> 1 & 1, j = n + (i >> 2), k = PAIRS ? (j >> 1) * 16 + (j & 1) * 2 + (i & 1) : j * 8 + (i & 1);
+            res[i] = RES && have[r] && row + k < rows ? __ldcg(part.res + first + (size_t)k * part.n + 8 * r) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int r = i >> 1 & 1, j = n + (i >> 2), k = PAIRS ? (j >> 1) * 16 + (j & 1) * 2 + (i & 1) : j * 8 + (i & 1);
+            float v = y[n + (i >> 2)][i & 3] * part.scale;
+            if (part.bias) v = v + bias[r];
+            if (RES) v = res[i] + v;
+            if (have[r] && row + k < rows) part.y[first + (size_t)k * part.n + 8 * r] = v;
+        }
+    }
+}
+
 /* stages by the shared memory that a block of the card may have: 227 or 163 KB, else 99 KB */
 constexpr int gemm_stages(int shared_max) { return shared_max > 100 * 1024 ? 3 : 2; }
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
@@ -168,7 +221,7 @@ template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(Linea
     int tile_y = blockIdx.y, k_part = 0;
     while (k_part + 1 < a.n_parts && tile_y >= (a.part[k_part].n + 127) / 128) tile_y -= (a.part[k_part++].n + 127) / 128;
     const LinearPart &part = a.part[k_part];
-    GemmLoad<U, STAGES> ld = {a, part, sh, tile_y * 8, (int)blockIdx.x * GEMM_TILE, 2 * part.blocks};
+    GemmLoad<U, STAGES> ld(a, part, sh, tile_y * 8, (int)blockIdx.x * GEMM_TILE);
     const int stages = 2 * a.segs;
     pdl_trigger();
     pdl_wait();
@@ -177,31 +230,28 @@ template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(Linea
     for (int i = 0; i < 64; i++) (&p[0][0][0])[i] = (&y[0][0][0])[i] = 0.0f;
     ld.scales(0);
 #pragma unroll
-    for (int k = 0; k < STAGES - 1; k++) ld.stage(k);
+    for (int k = 0; k < STAGES - 1; k++) ld.stage(k, k);
     cp_wait<STAGES - 2>();
     __syncthreads();
     gemm_decode<U>(sh, 0, a.segs);
-    for (int k = 0; k < stages; k++) {
+    for (int k = 0, slot = 0; k < stages; k++) {
         cp_wait<STAGES - 2>();
         __syncthreads();
-        ld.stage(k + STAGES - 1);
+        ld.stage(k + STAGES - 1, slot ? slot - 1 : STAGES - 1);
         gemm_decode<U>(sh, k + 1, a.segs);
-        gemm_stage<U>(sh, k, p);
+        gemm_stage<U, true>(sh, k, slot, p);
+        if (++slot == STAGES) slot = 0;
         if (k & 1) {
 #pragma unroll
             for (int i = 0; i < 64; i++) { (&y[0][0][0])[i] = (&y[0][0][0])[i] + (&p[0][0][0])[i]; (&p[0][0][0])[i] = 0.0f; }
         }
     }
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, out = tile_y * 128 + (warp & 3) * 32 + (lane >> 2), row = blockIdx.x * 128 + (warp >> 2) * 64 + 4 * (lane & 3);
 #pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int out = tile_y * 128 + wm * 32 + m * 16 + (lane >> 2) + 8 * (i >> 1), row = blockIdx.x * 128 + wn * 64 + n * 8 + 2 * (lane & 3) + (i & 1);
-                if (out < part.n && row < a.rows) linear_store(part, row, out, y[m][n][i], linear_res(part, row, out));
-            }
+    for (int m = 0; m < 2; m++) {
+        if (part.res) gemm_store<true, true>(part, a.rows, out + m * 16, row, y[m]);
+        else gemm_store<false, true>(part, a.rows, out + m * 16, row, y[m]);
+    }
 }
 
 } // namespace bw

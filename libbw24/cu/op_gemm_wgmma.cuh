@@ -9,6 +9,7 @@
 #define BW24_CU_OP_GEMM_WGMMA_CUH
 
 #include "bf16.cuh"
+#include "op_gemm.cuh"
 
 namespace bw {
 
@@ -30,20 +31,21 @@ template <int N> __device__ __forceinline__ void wg_wait() { asm volatile("wgmma
 /* 16 columns from byte `at` of a tile of rows on, which begins on 1024 bytes: swizzle of 128 bytes, 1024 bytes from eight rows to the next */
 __device__ __forceinline__ uint64_t wg_rows(const uint8_t *tile, int at) { return (uint64_t)((smem_at(tile) + at) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 /* d [64 outputs][128 rows] += a [64][16] times the rows at b */
-__device__ __forceinline__ void wg_mma(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+__device__ __forceinline__ void wg_mma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
                  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
                  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
                  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
                  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},"
                  "{%64,%65,%66,%67},%68,1,1,1,0;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]),
-                   "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]),
-                   "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-                   "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
-                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]),
-                   "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]),
-                   "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+                   "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+                   "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+                   "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+                   "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
@@ -157,36 +159,6 @@ template <class U> struct WgWeights {
     }
 };
 
-/* a lane's results of one tile of 64: outputs `out` and out + 8; 16 values of the residual are read before one is used */
-template <bool RES> __device__ __forceinline__ void wg_store(const LinearPart &part, int rows, int out, int row0, const float (&y)[64]) {
-    const int row1 = row0 + 2 * (threadIdx.x & 3);
-    float bias[2];
-    bool have[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        have[r] = out + 8 * r < part.n;
-        bias[r] = part.bias && have[r] ? __ldg(part.bias + out + 8 * r) : 0.0f;
-    }
-    const size_t first = (size_t)row1 * part.n + out;
-#pragma unroll
-    for (int n = 0; n < 16; n += 4) {
-        float res[16];
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const int r = i >> 1 & 1, row = (n + (i >> 2)) * 8 + (i & 1);
-            res[i] = RES && have[r] && row1 + row < rows ? __ldcg(part.res + first + (size_t)row * part.n + 8 * r) : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const int r = i >> 1 & 1, row = (n + (i >> 2)) * 8 + (i & 1);
-            float v = y[n * 4 + i] * part.scale;
-            if (part.bias) v = v + bias[r];
-            if (RES) v = res[i] + v;
-            if (have[r] && row1 + row < rows) part.y[first + (size_t)row * part.n + 8 * r] = v;
-        }
-    }
-}
-
 /* x: blocks of rows, y: tiles of 256 outputs; acts: the bf16 activations, of `padded` rows */
 template <class U> __device__ __forceinline__ void wg_gemm(const LinearArgs &a, const uint8_t *acts, int padded) {
     extern __shared__ __align__(1024) uint8_t raw[];
@@ -207,10 +179,10 @@ template <class U> __device__ __forceinline__ void wg_gemm(const LinearArgs &a, 
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     WgWeights<U> weights = {sh, warp, lane, (warp >> 2) * 8 + (warp & 3)};
-    float y[2][64];
+    float y[2][16][4];
     uint32_t w[2][2][2][4]; /* [odd groups][tile of 64][16 columns] */
 #pragma unroll
-    for (int i = 0; i < 64; i++) y[0][i] = y[1][i] = 0.0f;
+    for (int i = 0; i < 128; i++) (&y[0][0][0])[i] = 0.0f;
     bar_wait(&sh.full_a[0], 0);
     weights.scales(0);
     weights.group(0, 0, w[0]);
@@ -238,11 +210,12 @@ template <class U> __device__ __forceinline__ void wg_gemm(const LinearArgs &a, 
     }
     wg_wait<0>();
     pdl_wait();
+    const int row = blockIdx.x * WG_ROWS + 2 * (lane & 3);
 #pragma unroll
     for (int m = 0; m < 2; m++) {
         const int out = tile_y * WG_OUTS + (weights.tile + 4 * m) * 16 + (lane >> 2);
-        if (part.res) wg_store<true>(part, a.rows, out, blockIdx.x * WG_ROWS, y[m]);
-        else wg_store<false>(part, a.rows, out, blockIdx.x * WG_ROWS, y[m]);
+        if (part.res) gemm_store<true, false>(part, a.rows, out, row, y[m]);
+        else gemm_store<false, false>(part, a.rows, out, row, y[m]);
     }
 }
 

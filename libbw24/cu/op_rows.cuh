@@ -114,6 +114,33 @@ static __global__ void __launch_bounds__(256) k_quant(QuantArgs a) {
     if (a.o.q) quant_group(a.o, row, g, lane, v, a.fault, a.op);
 }
 
+/* The same for many rows: a warp has 256 columns, a lane 8 of them; n a multiple of 32, up where x is. */
+static __global__ void __launch_bounds__(256) k_quant_wide(QuantArgs a) {
+    const int lane = threadIdx.x & 31, c = (blockIdx.x * 8 + (threadIdx.x >> 5)) * 256 + lane * 8, row = blockIdx.y;
+    const size_t at = (size_t)row * a.n;
+    float v[8] = {0, 0, 0, 0, 0, 0, 0, 0}, u[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    pdl_trigger();
+    pdl_wait();
+    if (c - lane * 8 >= a.n) return;
+    load_eight(a.x + at, c, a.n, true, false, v);
+    if (a.kind != QUANT_ONLY) {
+        load_eight(a.up + at, c, a.n, true, false, u);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = a.kind == QUANT_GATE ? v[j] * bw_sigmoid(u[j]) : (a.kind == QUANT_GELU ? bw_gelu(v[j]) : bw_silu(v[j])) * u[j];
+        if (c < a.n) {
+            *(float4 *)(a.y + at + c) = make_float4(v[0], v[1], v[2], v[3]);
+            *(float4 *)(a.y + at + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
+        }
+    }
+    if (!a.o.q) return;
+    const Quant8 q = quant_eight(v, a.fault, a.op);
+    if (c >= a.n) return;
+    put_eight((uint8_t *)a.o.q + (size_t)row * a.o.cols + c / 32 * 32, lane, q);
+    if (lane & 3) return;
+    const size_t s = (size_t)(c >> 5) * a.o.ld + row;
+    a.o.delta[s] = q.d; a.o.sum[s] = (float)q.sum; a.o.low[s] = (float)q.low;
+}
+
 /* rotation tables of the step's rows: cs [rows][rot] as rope.h lays them out; inv [rot / 2] inverse frequency / factor */
 struct RopeTable { const double *inv; float *cs; double scale; int rot; };
 struct RopeTables { RopeTable t[8]; int n; };

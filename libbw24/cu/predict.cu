@@ -95,6 +95,22 @@ static bool reads_quantised(const bw_list *l, int buf) {
     return false;
 }
 
+/* what DELTA of the class fast keeps for a chunk of rows; shared by all lists */
+static uint64_t chunks(const bw24_model *m) {
+    uint64_t most = 0;
+    if (!m->ctx->fast_prefill) return 0;
+    for (int k = 0; k < m->n_lists; k++)
+        for (int i = 0; i < m->lists[k]->n_ops; i++) {
+            const bw_list *l = m->lists[k];
+            const bw_op *op = &l->ops[i];
+            if (op->code != BW_OP_DELTA) continue;
+            const int dk = (int)(l->bufs[op->buf[2]].width / op->i[1]), dv = (int)(l->bufs[op->buf[3]].width / op->i[0]);
+            const uint64_t n = cu_delta_chunks(dk, dv) ? cu_chunk_bytes(m->max_rows, op->i[0]) : 0;
+            most = n > most ? n : most;
+        }
+    return granted(most);
+}
+
 static uint64_t work(const bw24_model *m, const bw_list *l) {
     uint64_t rows = (uint64_t)m->max_rows, padded = (rows + 127) / 128 * 128, want = rows < WANT_CHUNK ? rows : WANT_CHUNK, bytes = 0;
     for (int i = 0; i < l->n_bufs; i++) {
@@ -114,7 +130,7 @@ int cu_predict(bw24_model *m, bw24_memory *out) {
         out->work += work(m, m->lists[i]);
         split = p > split ? p : split;
     }
-    out->work += moe(m) + split;
+    out->work += moe(m) + split + chunks(m);
     out->fixed = FIXED;
     out->device = out->weights + out->work + out->kv + out->state + out->fixed;
     out->host = 2 * (uint64_t)STAGE_BYTES + (uint64_t)WANT_CHUNK * (uint64_t)m->vocab * sizeof(float);

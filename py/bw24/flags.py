@@ -160,7 +160,7 @@ TABLE: tuple[Flag, ...] = (
     Flag("draft_spare", RUNTIME, int, 256, "rows of a trimmed --draft that learn the tokens it lacks while replies are made; 0 turns that off",
          "--draft-spare", None, "BW24_DRAFT_SPARE", "N", low=0, high=65536, test="test_adapt.py::test_gen_learns_and_remembers"),
     Flag("prefill", RUNTIME, str, "exact", "numeric class of the prompt's pass: exact gives decode's bits; fast (bf16 in attention and "
-         "quantised matrices) is approximate, backend cuda only",
+         "quantised matrices, tf32 in delta nets) is approximate, backend cuda only",
          "--prefill", metavar="CLASS", choices=("exact", "fast"), test="test_prefill_class.py::test_fast_needs_backend_cuda"),
     # ---- experts beyond memory: docs/HY3-SPILL.md
     Flag("vram", RUNTIME, "size", None, "video memory for the model, such as 24g; the processor computes the experts that do not fit", "--vram", None,

@@ -3,6 +3,7 @@
 #include "emulate.h"
 #include "op_fold.cuh"
 #include "op_gdn.cuh"
+#include "op_delta_fast.cuh"
 
 using namespace bw;
 typedef std::vector<float> V;
@@ -123,7 +124,7 @@ static void many(const Net &n, const std::vector<int> &counts) {
     a.q = q.data(); a.k = k.data(); a.v = v.data(); a.g = g.data(); a.b = b.data(); a.y = y.data();
     a.ldq = a.ldk = n.kd(); a.ldv = n.heads * n.dv; a.ldg = a.ldb = n.heads;
     emu::launch([&] { k_conv(ca, t.f); }, dim3((n.channels() + 255) / 256, (rows + CONV_RUN - 1) / CONV_RUN), 256);
-    emu::launch([&] { k_delta(a, t.f); }, dim3(n.heads * ((n.dv + 31) / 32), t.n_seqs + 1), FOLD_THREADS);
+    emu::launch([&] { k_delta(a, t.f, 0); }, dim3(n.heads * ((n.dv + 31) / 32), t.n_seqs + 1), FOLD_THREADS);
     std::vector<V> mid, out, log;
     walk(t, mid, out, log, [&](float *state, int row, float *to, int at) {
         plain_conv(n, state, w.data(), &x[(size_t)row * n.channels()], &c[(size_t)row * n.channels()]);
@@ -157,6 +158,59 @@ static void many(const Net &n, const std::vector<int> &counts) {
         }
         report("way back", to, state);
     }
+}
+
+/* |found - wanted|^2 within `bound` of |wanted|^2 */
+static void close_to(const char *what, const V &found, const V &wanted, double bound) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < wanted.size(); i++) { const double d = (double)found[i] - wanted[i]; error += d * d; size += (double)wanted[i] * wanted[i]; }
+    const bool ok = error <= bound * size;
+    printf("%s %s: %.3g of %.3g allowed\n", ok ? "PASS" : "FAIL", what, error / size, bound);
+    bad |= !ok;
+}
+
+/* DELTA of the class fast: chunks, then the exact kernel over the rows that are logged. keys: as random ones, or (alike) almost the same in every row */
+static void chunked(const Net &n, int rows, bool alike, float least) {
+    Step t(n, {rows}, true);
+    int fault = NO_FAULT;
+    const int width = n.heads * n.dv;
+    V q = random_values((size_t)rows * n.kd()), k = random_values((size_t)rows * n.kd()), v = random_values((size_t)rows * width), g = random_values((size_t)rows * n.heads), b = g, y((size_t)rows * width, NAN), wanted = y;
+    for (float &e : g) e = least + (1.0f - least) * fabsf(e);
+    for (float &e : b) e = fabsf(e);
+    for (size_t i = 0; alike && i < k.size(); i++) k[i] = k[i % n.kd()] + 0.05f * k[i];
+    for (V *x : {&q, &k})
+        for (size_t i = 0; i < x->size(); i += n.dk) {
+            float p = 0;
+            for (int j = 0; j < n.dk; j++) p += (*x)[i + j] * (*x)[i + j];
+            for (int j = 0; j < n.dk; j++) (*x)[i + j] /= sqrtf(p);
+        }
+    for (float &e : t.live[0]) e *= 0.1f;
+    DeltaArgs a = t.delta(&fault);
+    a.q = q.data(); a.k = k.data(); a.v = v.data(); a.g = g.data(); a.b = b.data(); a.y = y.data();
+    a.ldq = a.ldk = n.kd(); a.ldv = width; a.ldg = a.ldb = n.heads;
+    std::vector<ChunkFacts> facts((size_t)((rows + CHUNK - 1) / CHUNK) * n.heads);
+    emu::launch([&] { k_delta_facts(a, t.f, facts.data()); }, dim3(n.heads, (rows + CHUNK - 1) / CHUNK), CHUNK_THREADS);
+    emu::launch([&] { k_delta_chunks(a, t.f, facts.data()); }, dim3(n.heads * (n.dv / 32)), CHUNK_THREADS);
+    emu::launch([&] { k_delta(a, t.f, 1); }, dim3(n.heads * (n.dv / 32), 1), FOLD_THREADS);
+    std::vector<V> mid, out, log;
+    walk(t, mid, out, log, [&](float *state, int row, float *, int) {
+        for (int h = 0; h < n.heads; h++)
+            plain_delta(n, state, h, &q[(size_t)row * n.kd() + n.key(h) * n.dk], &k[(size_t)row * n.kd() + n.key(h) * n.dk], &v[((size_t)row * n.heads + h) * n.dv], g[row * n.heads + h],
+                        b[row * n.heads + h], &wanted[((size_t)row * n.heads + h) * n.dv]);
+    });
+    const auto net = [&](const V &x) { return V(x.begin() + n.conv_floats(), x.end()); };
+    close_to("outputs", y, wanted, 0x1p-18);
+    close_to("the version before the log", net(t.mid[0]), net(mid[0]), 0x1p-18);
+    close_to("the last version", net(t.out[0]), net(out[0]), 0x1p-18);
+    for (int i = 0; i < 32; i++) /* the log and the state after it agree bit for bit with the version before it */
+        for (int h = 0; h < n.heads; h++) {
+            const float *l = t.log[0].data() + (size_t)32 * n.channels() + (size_t)i * n.log_width();
+            V yy(n.dv);
+            plain_delta(n, t.mid[0].data(), h, &q[(size_t)t.order[rows - 32 + i] * n.kd() + n.key(h) * n.dk], l + n.key(h) * n.dk, l + n.kd() + h * n.dv, l[n.kd() + width + h],
+                        l[n.kd() + width + n.heads + h], yy.data());
+        }
+    report("the way back", net(t.mid[0]), net(t.out[0]));
+    report("no fault", V{(float)fault}, V{(float)NO_FAULT});
 }
 
 static void few(const Net &n, const std::vector<int> &counts) {
@@ -207,5 +261,6 @@ int main(int argc, char **argv) {
     if (which == 2) few({4, 2, 128, 128, 0}, {1, 9});
     if (which == 3) few({4, 4, 32, 32, 1}, {8, 17});
     if (which == 4) few({6, 2, 64, 96, 1}, {1, 2, 3});
+    if (which == 5) { chunked({2, 1, 128, 32, 1}, 32 + 75, false, 0.5f); chunked({2, 2, 128, 64, 0}, 32 + 64, true, 0.98f); chunked({1, 1, 128, 32, 0}, 33, true, 0.0f); }
     return bad;
 }

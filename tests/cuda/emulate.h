@@ -227,6 +227,18 @@ inline void mma_bf16(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) {
         c[i] = (float)sum;
     }
 }
+/* m16n8k8 in tf32, whose operands lose their last 13 bits */
+inline void mma_tf32(float *c, const float *a, float b0, float b1) {
+    uint32_t w[6] = {word(a[0]), word(a[1]), word(a[2]), word(a[3]), word(b0), word(b1)}, (*s)[WORDS] = exchange(~0u, w, 6);
+    auto value = [](uint32_t v) { return (double)of_word<float>(v & 0xffffe000u); };
+    for (int i = 0; i < 4; i++) {
+        const int row = (lane() >> 2) + 8 * (i >> 1), col = 2 * (lane() & 3) + (i & 1);
+        double sum = c[i];
+        for (int k = 0; k < 8; k++) sum += value(s[(row & 7) * 4 + (k & 3)][(k >> 2) * 2 + (row >> 3)]) * value(s[col * 4 + (k & 3)][4 + (k >> 2)]);
+        c[i] = (float)sum;
+    }
+}
+inline float tf32(float v) { return of_word<float>((word(v) + 0x1000u) & 0xffffe000u); }
 /* ldmatrix.x4 */
 inline void load_matrices(uint32_t *r, const void *at, bool transposed) {
     uint64_t p = (uint64_t)at;
