@@ -26,7 +26,7 @@ inline void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
 
 # products of a warp group: each warp has its 16 of the 64 outputs, the rows come from shared memory by the place that wg_rows gives
 WARP_GROUPS = """inline uint64_t wg_rows(const uint8_t *tile, int at) { return (uint64_t)tile + at; }
-inline void wg_mma(float (&d)[64], const uint32_t (&a)[4], uint64_t b) { emu::wg_mma(d, a, b); }
+inline void wg_mma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) { emu::wg_mma(&d[0][0], a, b); }
 template <int N> inline void wg_wait() {}
 """
 
@@ -68,6 +68,12 @@ def test_linear_of_the_fast_class_is_close(program):
     done = subprocess.run([str(program), "5"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASS") == 30
+
+
+def test_linear_of_many_rows_has_the_plain_loops_bits(program):
+    done = subprocess.run([str(program), "6"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 5
 
 
 @pytest.mark.parametrize("case", range(5))

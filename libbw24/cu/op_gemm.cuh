@@ -27,42 +27,34 @@ template <class U, int STAGES_, int ROWS_ = GEMM_TILE> struct GemmShared {
 __device__ __forceinline__ void cp_commit() { asm volatile("cp.async.commit_group;"); }
 template <int N> __device__ __forceinline__ void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
 
-/* Stage k = (segment k / 2, half k % 2); the raw scales of the next segment travel with a first half. What a thread adds to the stage's addresses is computed
- * once. Rows 4 t + 2 e + i of 16 lie in places 8 e + 2 t + i, so that one lane's rows of two products are four neighbours. */
+/* Stage k = (segment k / 2, half k % 2); the raw scales of the next segment travel with a first half. Rows 4 t + 2 e + i of 16 lie in places 8 e + 2 t + i, so
+ * that one lane's rows of two products are four neighbours. Addresses are computed anew for each stage: a register that holds one all the time is missing
+ * elsewhere. */
 template <class U, int STAGES> struct GemmLoad {
     typedef GemmShared<U, STAGES> Sh;
-    static constexpr int N = U::HALF / 16, COPIES = (8 * N + 255) / 256;
+    static constexpr int N = U::HALF / 16, S = U::SCALE / 16;
     const LinearArgs &a;
+    const LinearPart &part;
     Sh &sh;
-    const uint8_t *w, *q; /* the block's first unit and row */
-    int row0, unit_step, last; /* bytes from a tile to the next; the last of the block's tiles that there is */
-    uint32_t from_w[COPIES], from_q, to_q;
-    __device__ __forceinline__ GemmLoad(const LinearArgs &a, const LinearPart &part, Sh &sh, int tile0, int row0)
-        : a(a), sh(sh), w(part.w + (size_t)tile0 * a.segs * U::UNIT), q((const uint8_t *)a.x.q + (size_t)row0 * a.x.cols), row0(row0), unit_step(a.segs * U::UNIT),
-          last(2 * part.blocks - 1 - tile0) {
-        const int row = threadIdx.x >> 3;
-#pragma unroll
-        for (int j = 0; j < COPIES; j++) {
-            const int i = threadIdx.x + j * 256;
-            from_w[j] = (uint32_t)(min(i / N, last) * unit_step + i % N * 16);
-        }
-        from_q = (uint32_t)(row * a.x.cols + (threadIdx.x & 7) * 16);
-        to_q = (uint32_t)(((row & 16) + (row >> 1 & 1) * 8 + (row >> 2 & 3) * 2 + (row & 1)) * GEMM_B_PITCH + (threadIdx.x & 7) * 16);
+    int tile0, row0, tiles;
+    static __device__ __forceinline__ int thread() {
+        int t = threadIdx.x;
+        asm volatile("" : "+r"(t));
+        return t;
     }
-    __device__ __forceinline__ void scales(int seg) {
-        constexpr int S = U::SCALE / 16;
+    __device__ __forceinline__ const uint8_t *unit(int t, int seg) const { return part.w + ((size_t)min(tile0 + t, tiles - 1) * a.segs + seg) * U::UNIT; }
+    __device__ __forceinline__ void scales(int seg, int thread) {
         if (seg >= a.segs) return;
-        const uint8_t *u = w + (size_t)seg * U::UNIT + 2 * U::HALF;
 #pragma unroll
         for (int j = 0; j < (8 * S + 255) / 256; j++) {
-            const int i = threadIdx.x + j * 256;
-            if (8 * S % 256 == 0 || i < 8 * S) cp16(sh.raw[seg % 3] + i * 16, u + min(i / S, last) * unit_step + i % S * 16);
+            const int i = thread + j * 256;
+            if (8 * S % 256 == 0 || i < 8 * S) cp16(sh.raw[seg % 3] + i * 16, unit(i / S, seg) + 2 * U::HALF + i % S * 16);
         }
     }
     /* scales and sums of the stage's groups, zeros past the matrix */
-    __device__ __forceinline__ void floats(int k, int slot) {
-        if (threadIdx.x >= 128) return;
-        const int g = threadIdx.x >> 5, c = (threadIdx.x & 31) * 4;
+    __device__ __forceinline__ void floats(int k, int slot, int thread) {
+        if (thread >= 128) return;
+        const int g = thread >> 5, c = (thread & 31) * 4;
         const size_t at = (size_t)(k * 4 + g) * a.x.ld + row0 + c;
         if (k * 4 + g < a.x.cols >> 5) {
             cp16(&sh.delta[slot][g][c], a.x.delta + at);
@@ -77,15 +69,20 @@ template <class U, int STAGES> struct GemmLoad {
     }
     __device__ __forceinline__ void stage(int k, int slot) {
         if (k < 2 * a.segs) {
-            const uint8_t *u = w + (size_t)(k >> 1) * U::UNIT + (k & 1) * U::HALF, *x = q + k * 128;
+            const int thread = this->thread(), row = thread >> 3, col = k * 128 + (thread & 7) * 16;
 #pragma unroll
-            for (int j = 0; j < COPIES; j++)
-                if (8 * N % 256 == 0 || threadIdx.x + j * 256 < 8 * N) cp16(sh.a[slot] + (threadIdx.x + j * 256) * 16, u + from_w[j]);
-            if (k * 128 + (threadIdx.x & 7) * 16 < a.x.cols)
+            for (int j = 0; j < (8 * N + 255) / 256; j++) {
+                const int i = thread + j * 256;
+                if (8 * N % 256 == 0 || i < 8 * N) cp16(sh.a[slot] + i * 16, unit(i / N, k >> 1) + (k & 1) * U::HALF + i % N * 16);
+            }
+            if (col < a.x.cols) {
+                uint8_t *to = sh.b[slot] + ((row & 16) + (row >> 1 & 1) * 8 + (row >> 2 & 3) * 2 + (row & 1)) * GEMM_B_PITCH + (thread & 7) * 16;
+                const int8_t *from = a.x.q + (size_t)(row0 + row) * a.x.cols + col;
 #pragma unroll
-                for (int j = 0; j < 4; j++) cp16(sh.b[slot] + to_q + j * 32 * GEMM_B_PITCH, x + from_q + (uint32_t)(j * 32 * a.x.cols));
-            floats(k, slot);
-            if (!(k & 1)) scales((k >> 1) + 1);
+                for (int j = 0; j < 4; j++) cp16(to + j * 32 * GEMM_B_PITCH, from + (size_t)(j * 32) * a.x.cols);
+            }
+            floats(k, slot, thread);
+            if (!(k & 1)) scales((k >> 1) + 1, thread);
         }
         cp_commit();
     }
@@ -108,18 +105,19 @@ template <class U, class Sh> __device__ __forceinline__ void gemm_decode(Sh &sh,
 }
 
 /* scales or sums of a lane's two rows of one product, or of its four of two */
-template <bool PAIRS> struct RowFloats {
+template <bool FOUR> struct RowFloats {
     float4 v;
     __device__ __forceinline__ void get(const float *p) {
-        if (PAIRS) v = *(const float4 *)p;
+        if (FOUR) v = *(const float4 *)p;
         else { const float2 w = *(const float2 *)p; v.x = w.x; v.y = w.y; }
     }
-    __device__ __forceinline__ float2 at(int n) const { return PAIRS && n & 1 ? make_float2(v.z, v.w) : make_float2(v.x, v.y); }
+    __device__ __forceinline__ float2 at(int n) const { return FOUR && n & 1 ? make_float2(v.z, v.w) : make_float2(v.x, v.y); }
 };
 
 /* the products of stage k; PAIRS: rows lie as GemmLoad puts them */
 template <class U, bool PAIRS, class Sh> __device__ __forceinline__ void gemm_stage(const Sh &sh, int k, int slot, float (&p)[2][Sh::COLUMNS][4]) {
     constexpr Form F = U::FORM;
+    constexpr bool FOUR = PAIRS && !Sh::LOWS; /* else registers run out */
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3;
     const uint8_t *bp = sh.b[slot] + (wn * (Sh::ROWS / 2) + gid) * GEMM_B_PITCH + tig * 8;
 #pragma unroll
@@ -135,7 +133,7 @@ template <class U, bool PAIRS, class Sh> __device__ __forceinline__ void gemm_st
             uint32_t l[2][2], h[2][2];
             float2 s[2][2];
             float m0[2][2];
-            RowFloats<PAIRS> ds, ss, ls;
+            RowFloats<FOUR> ds, ss, ls;
 #pragma unroll
             for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -147,8 +145,8 @@ template <class U, bool PAIRS, class Sh> __device__ __forceinline__ void gemm_st
 #pragma unroll
             for (int n = 0; n < Sh::COLUMNS; n++) {
                 const uint2 b = *(const uint2 *)(bp + n * 8 * GEMM_B_PITCH + c * 32);
-                if (!PAIRS || !(n & 1)) {
-                    const int col = wn * (Sh::ROWS / 2) + n * 8 + (PAIRS ? 4 : 2) * tig;
+                if (!FOUR || !(n & 1)) {
+                    const int col = wn * (Sh::ROWS / 2) + (PAIRS ? (n >> 1) * 16 + (n & 1) * 2 + 4 * tig : n * 8 + 2 * tig);
                     ds.get(sh.delta[slot][c] + col);
                     if (Sh::SUMS) ss.get(sh.sum[slot][c] + col);
                     if (Sh::LOWS) ls.get(sh.low[slot][c] + col);
@@ -176,8 +174,8 @@ template <class U, bool PAIRS, class Sh> __device__ __forceinline__ void gemm_st
     }
 }
 
-/* a lane's results: outputs `out` and out + 8, two rows from `row` on in each eight, or (PAIRS) four in each sixteen; 16 values of the residual are on the way before one is used (a store
- * may be to where the next one is read from, so that the compiler does not move a load over it) */
+/* a lane's results: outputs `out` and out + 8, two rows from `row` on in each eight, or (PAIRS) four in each sixteen; 16 values of the residual are on the
+ * way before one is used (a store may be to where the next one is read from, so that the compiler does not move a load over it) */
 template <bool RES, bool PAIRS, int N> __device__ __forceinline__ void gemm_store(const LinearPart &part, int rows, int out, int row, const float (&y)[N][4]) {
     float bias[2];
     bool have[2];
@@ -221,14 +219,14 @@ template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(Linea
     int tile_y = blockIdx.y, k_part = 0;
     while (k_part + 1 < a.n_parts && tile_y >= (a.part[k_part].n + 127) / 128) tile_y -= (a.part[k_part++].n + 127) / 128;
     const LinearPart &part = a.part[k_part];
-    GemmLoad<U, STAGES> ld(a, part, sh, tile_y * 8, (int)blockIdx.x * GEMM_TILE);
+    GemmLoad<U, STAGES> ld = {a, part, sh, tile_y * 8, (int)blockIdx.x * GEMM_TILE, 2 * part.blocks};
     const int stages = 2 * a.segs;
     pdl_trigger();
     pdl_wait();
     float p[2][8][4], y[2][8][4];
 #pragma unroll
     for (int i = 0; i < 64; i++) (&p[0][0][0])[i] = (&y[0][0][0])[i] = 0.0f;
-    ld.scales(0);
+    ld.scales(0, threadIdx.x);
 #pragma unroll
     for (int k = 0; k < STAGES - 1; k++) ld.stage(k, k);
     cp_wait<STAGES - 2>();
@@ -246,7 +244,8 @@ template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(Linea
             for (int i = 0; i < 64; i++) { (&y[0][0][0])[i] = (&y[0][0][0])[i] + (&p[0][0][0])[i]; (&p[0][0][0])[i] = 0.0f; }
         }
     }
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, out = tile_y * 128 + (warp & 3) * 32 + (lane >> 2), row = blockIdx.x * 128 + (warp >> 2) * 64 + 4 * (lane & 3);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int out = tile_y * 128 + (warp & 3) * 32 + (lane >> 2), row = blockIdx.x * 128 + (warp >> 2) * 64 + 4 * (lane & 3);
 #pragma unroll
     for (int m = 0; m < 2; m++) {
         if (part.res) gemm_store<true, true>(part, a.rows, out + m * 16, row, y[m]);

@@ -244,6 +244,25 @@ template <class U> void units(const char *name) {
     Mixture<U>(40, 320, 160, 4, 2, true).many(name);
 }
 
+/* LINEAR of many rows with bias and residual, which is where the result goes */
+template <class U> void linear(const char *name, int rows, int outs, int cols) {
+    Matrices<U> w(1, outs, cols);
+    Rows x(rows, cols);
+    x.fill(rows);
+    std::vector<float> bias(outs), y((size_t)rows * outs), wanted(y.size());
+    for (float &v : bias) v = unit();
+    for (float &v : y) v = unit();
+    w.m.scale = 1.0f;
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < outs; n++) wanted[(size_t)r * outs + n] = y[(size_t)r * outs + n] + (plain<U>(w.m, 0, n, x.a, r) * 0.75f + bias[n]);
+    LinearArgs a = {};
+    a.part[0] = {(const uint8_t *)w.m.w, bias.data(), y.data(), y.data(), 0.75f, outs, w.m.blocks};
+    a.x = x.a;
+    a.n_parts = 1; a.blocks = w.m.blocks; a.segs = w.m.segs; a.rows = rows;
+    emu::launch([&] { k_linear_gemm<U>(a); }, dim3((rows + 127) / 128, (outs + 127) / 128), 256);
+    report(name, same(y, wanted));
+}
+
 static double bf16_of(float v) { return (double)__bfloat162float(__float2bfloat16_rn(v)); }
 
 /* LINEAR of the class `fast`, by warps or by warp groups, against sums in f64 of the same rounded factors: what is left is the f32 of the sums */
@@ -304,6 +323,13 @@ int main(int, char **argv) {
     case 1: units<U_Q4_K>("Q4_K"); break;
     case 2: units<U_NVFP4>("NVFP4"); break;
     case 3: units<U_Q8_0>("Q8_0"); break;
+    case 6:
+        linear<U_Q4_K>("LINEAR Q4_K", 150, 150, 320);
+        linear<U_NVFP4>("LINEAR NVFP4", 40, 33, 288);
+        linear<U_Q8_0>("LINEAR Q8_0", 130, 70, 160);
+        linear<U_Q4_0>("LINEAR Q4_0", 33, 70, 512);
+        linear<U_IQ4_XS>("LINEAR IQ4_XS", 33, 20, 96);
+        break;
     case 5: fasts<U_IQ4_XS>("IQ4_XS"); fasts<U_Q4_K>("Q4_K"); fasts<U_NVFP4>("NVFP4"); fasts<U_Q8_0>("Q8_0"); fasts<U_Q4_0>("Q4_0"); break;
     default:
         router(2, 512, 40, 6, 1, 1, false);
