@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from pathlib import Path
 
-from bw24.cli_check import GATE_ROWS, gate_ids
+from bw24.cli_check import GATE_ROWS, gate_classes, gate_ids
 from bw24.engine import Engine
-from bw24.gate_spec import FULL_TOKENS, SAMPLERS, TOKENS, Speculation
+from bw24.gate_spec import FULL_TOKENS, SAMPLERS, TOKENS, Speculation, case_of
 from bw24.models import DEMO_MODEL, resolve
 from bw24.source import open_model
 
@@ -28,11 +29,13 @@ def main() -> None:
     with open_model(path) as model:
         ids = gate_ids(model, model.builder.rows("token_embd.weight"), min(GATE_ROWS, model.context_length - 33))
         for tokens in (TOKENS, FULL_TOKENS):
+            full = tokens == FULL_TOKENS
+            classes = gate_classes(model) if full else {}
             lines.append(f'    ("{digest}", {tokens}): {{')
-            with contextlib.closing(Speculation(lambda **changes: Engine(model, device="cpu", **changes), ids, tokens == FULL_TOKENS)) as arms:
-                for sampler in SAMPLERS:
-                    lines.append(f'        "{sampler}": {{')
-                    lines += [f"            {k}: {arms.reply(k, sampler)[1]}," for k in range(1, 9)]
+            with contextlib.closing(Speculation(lambda **changes: Engine(model, device="cpu", **changes), ids, full, classes)) as arms:
+                for kind, sampler in itertools.product(("", *classes), SAMPLERS):
+                    lines.append(f'        "{case_of(sampler, kind)}": {{')
+                    lines += [f"            {k}: {arms.reply(k, sampler, kind)[1]}," for k in range(1, 9)]
                     lines.append("        },")
             lines.append("    },")
     OUT.write_text(head + "\n".join([*lines, "}"]) + "\n", encoding="utf-8")

@@ -173,6 +173,16 @@ def gate_ids(model: Model, n_vocab: int, count: int) -> list[int]:
     return ids[:count]
 
 
+def gate_classes(model: Model) -> dict[str, list[int]]:
+    """The prompts of the gate's drafted replies by class; none where the file has no tokenizer."""
+    from .gate_prompts import CLASSES
+
+    try:
+        return {kind: model.tokenizer.encode(text) for kind, text in CLASSES.items()}
+    except Bw24Error:
+        return {}
+
+
 def run_gate(args: argparse.Namespace) -> int:
     """Exit code of `bw24 gate`."""
     from .gate import FAIL, PASS, SKIP, Equalities
@@ -195,7 +205,8 @@ def run_gate(args: argparse.Namespace) -> int:
             raise Bw24Error(f"gate needs a context of at least 41 tokens, found {args.ctx or model.context_length}")
         ids = gate_ids(model, model.builder.rows("token_embd.weight"), n)
         verdicts = []
-        with contextlib.closing(Equalities(factory, ids, args.full, drafts_by(model, args))) as equalities:
+        classes = gate_classes(model) if args.full else None
+        with contextlib.closing(Equalities(factory, ids, args.full, drafts_by(model, args), classes)) as equalities:
             say(equalities.engine.device_line)
             for verdict in equalities.run():
                 verdicts.append(verdict)

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -183,9 +183,10 @@ def sampled(engine: Engine, ids: Sequence[int], seed: int, count: int, width: in
 
 class Equalities:
     """Runs each equality on one model. `ids` is the prompt; `full` adds the slow arms; `factory` makes engines. drafts: whether factory(draft=True)
-    has a drafter (None: where the model has an MTP block)."""
+    has a drafter (None: where the model has an MTP block); classes: further prompts of drafted replies, as gate_spec.Speculation."""
 
-    def __init__(self, factory: Factory, ids: Sequence[int], full: bool = False, drafts: bool | None = None):
+    def __init__(self, factory: Factory, ids: Sequence[int], full: bool = False, drafts: bool | None = None,
+                 classes: Mapping[str, Sequence[int]] | None = None):
         self.factory, self.ids, self.full = factory, list(ids), full
         self.slow_ids = self.ids if full else self.ids[:12]  # rows for arms without SIMD
         self.engine = factory()
@@ -194,7 +195,7 @@ class Equalities:
         model = getattr(self.engine, "model", None)
         if drafts is None:
             drafts = model is not None and model.mtp is not None
-        self.speculation = Speculation(factory, ids, full) if drafts else None
+        self.speculation = Speculation(factory, ids, full, classes) if drafts else None
 
     def close(self) -> None:
         self.engine.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,11 @@ def counts_of(path: Path, tokens: int) -> dict[str, dict[int, list[int]]]:
     return RECORDED.get((hashlib.sha256(path.read_bytes()).hexdigest()[:16], tokens), {})
 
 
+def case_of(sampler: str, kind: str = "") -> str:
+    """The name under which counts are recorded: of a sampler, and of the class of a prompt where it is not the gate's own."""
+    return f"{sampler}, {kind}" if kind else sampler
+
+
 def chain_of(engine: Engine, ids: Sequence[int]) -> list[np.ndarray]:
     """Logits and handed row of each draft of a chain of three after `ids`; the tokens are fixed, so that equal bits do not hang on a choice."""
     borrows = bool(engine.draft.builder.borrowed)
@@ -56,10 +61,12 @@ def chain_of(engine: Engine, ids: Sequence[int]) -> list[np.ndarray]:
 
 
 class Speculation:
-    """The arms of one model. `factory(draft=True)` makes an engine with the drafter; `ids` is the prompt."""
+    """The arms of one model. `factory(draft=True)` makes an engine with the drafter; `ids` is the prompt; classes: further prompts by the kind of
+    their text, whose replies are compared too."""
 
-    def __init__(self, factory: Callable[..., Engine], ids: Sequence[int], full: bool = False):
+    def __init__(self, factory: Callable[..., Engine], ids: Sequence[int], full: bool = False, classes: Mapping[str, Sequence[int]] | None = None):
         self.factory, self.ids, self.tokens, self.full = factory, list(ids), FULL_TOKENS if full else TOKENS, full
+        self.classes = dict(classes or {})
         self._engine: Engine | None = None
         self._plain: dict[str, list[int]] = {}
         self._counts: dict[str, dict[int, list[int]]] | None = None
@@ -80,34 +87,54 @@ class Speculation:
             for k in DEPTHS:
                 name = "auto" if k == AUTO else f"K={k}"
                 yield f"drafted {name} = plain, {sampler}", lambda k=k, sampler=sampler: self.drafted(k, sampler)
+        for kind in self.classes:
+            for k in DEPTHS:
+                name = "auto" if k == AUTO else f"K={k}"
+                yield f"drafted {name} = plain, {kind}", lambda k=k, kind=kind: self.drafted_class(k, kind)
         yield "drafter's rows = ref", self.drafter
         for depth in (len(self.ids), 512, *((4200,) if self.full else ())):
             yield f"rows judged at {depth} = decoded", lambda depth=depth: self.judged(depth)
 
-    def reply(self, k: int, sampler: str) -> tuple[list[int], list[int]]:
-        """Tokens, and [rounds, drafted, accepted]; k 0: plain decoding."""
-        engine, params = self.engine, SAMPLERS[sampler]
-        limit = min(self.tokens, engine.ctx - len(self.ids))
-        with contextlib.closing(Drafted(engine, k, params, len(self.ids) + limit) if k else engine.sequence()) as seq:
-            logits = seq.prefill(self.ids)[-1] if k else seq.prefill(self.ids)
-            made = Generation(seq, None, self.ids, logits, params, ctx=engine.ctx, limit=limit)
+    def prompt(self, kind: str) -> list[int]:
+        """Of a class, cut where it would leave no half of the context for the reply; of none: the gate's own."""
+        ids = self.classes[kind] if kind else self.ids
+        return list(ids if len(ids) <= self.engine.ctx // 2 or not kind else ids[: self.engine.ctx // 2])
+
+    def reply(self, k: int, sampler: str, kind: str = "") -> tuple[list[int], list[int]]:
+        """Tokens, and [rounds, drafted, accepted]; k 0: plain decoding; kind: whose prompt, '' for the gate's own."""
+        engine, params, ids = self.engine, SAMPLERS[sampler], self.prompt(kind)
+        limit = min(self.tokens, engine.ctx - len(ids))
+        with contextlib.closing(Drafted(engine, k, params, len(ids) + limit) if k else engine.sequence()) as seq:
+            logits = seq.prefill(ids)[-1] if k else seq.prefill(ids)
+            made = Generation(seq, None, ids, logits, params, ctx=engine.ctx, limit=limit)
             for _ in made:
                 pass
             return made.ids, [seq.stats.rounds, seq.stats.drafted, sum(seq.stats.accepted)] if k else []
 
-    def drafted(self, k: int, sampler: str) -> tuple[str | None, str]:
+    def drafted(self, k: int, sampler: str, kind: str = "") -> tuple[str | None, str]:
         """A reply with k drafts a round is plain decoding's, and its rounds are those recorded for this file."""
-        if sampler not in self._plain:
-            self._plain[sampler] = self.reply(0, sampler)[0]
-        plain = self._plain[sampler]
-        found, counts = self.reply(k, sampler)
+        case = case_of(sampler, kind)
+        if case not in self._plain:
+            self._plain[case] = self.reply(0, sampler, kind)[0]
+        plain = self._plain[case]
+        found, counts = self.reply(k, sampler, kind)
         if found != plain:
             return f"{common_prefix(found, plain)} of {len(plain)} tokens agree", ""
         line = "{} rounds, {} drafted, {} accepted".format(*counts)
-        said = self.recorded().get(sampler, {}).get(k)
+        said = self.recorded().get(case, {}).get(k)
         if said and said != counts:
             return "{}; recorded are {}, {}, {}".format(line, *said), ""
         return None, f"{len(plain)} tokens, {line}{', as recorded' if said else ''}"
+
+    def drafted_class(self, k: int, kind: str) -> tuple[str | None, str]:
+        """As drafted, with every sampler in turn."""
+        notes = []
+        for sampler in SAMPLERS:
+            problem, note = self.drafted(k, sampler, kind)
+            if problem:
+                return f"{sampler}: {problem}", ""
+            notes.append(f"{sampler.split(' ')[0]} {note}")
+        return None, "; ".join(notes)
 
     def recorded(self) -> dict[str, dict[int, list[int]]]:
         """The counts that hold here: those of the file, where its own block drafts."""

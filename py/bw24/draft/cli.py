@@ -402,7 +402,8 @@ def run_info(args: argparse.Namespace) -> int:
     if args.json:
         write_json(out)
         return EXIT_OK
-    write(f"{out['architecture']}, head of {out['rows']} rows\n" + "".join(f"  {k}: {show(str(v))}\n" for k, v in facts.items()))
+    said = {k: f"{v:.6g}" if isinstance(v, float) else show(str(v)) for k, v in facts.items()}
+    write(f"{out['architecture']}, head of {out['rows']} rows\n" + "".join(f"  {k}: {v}\n" for k, v in said.items()))
     write("".join(f"  {name}: {kind} {shape}\n" for name, (kind, shape) in out["tensors"].items()))
     return EXIT_OK
 
