@@ -26,7 +26,7 @@ def build(folder: Path, fault: tuple[str, str, str] | None = None) -> Path:
     for name in SOURCES:
         text = emulated(name).replace("BW_CONV_TAPS", "8")
         if name == "tf32":
-            text = between(text, "/* rounded to 10 bits", "} // namespace", TF32)
+            text = between(text, "/* v for a product", "} // namespace", TF32)
         if fault and fault[0] == name:
             assert fault[1] in text
             text = text.replace(fault[1], fault[2])

@@ -32,10 +32,10 @@ bool gemm_fast_fits(const Queue &q, const LinearKernels *k) {
 }
 
 void gemm_fast(Queue &q, const LinearKernels *k, const LinearArgs &a, uint8_t *acts) {
-    const int padded = (a.rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD, groups = (a.x.cols + 127) / 128 * 4, unit = unit_of(k), warps = q.warp_groups ? 4 : 1;
+    const int padded = (a.rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD, groups = (a.x.cols + 127) / 128 * 4, unit = unit_of(k), per_warp = q.warp_groups ? 2 : 1;
     const FastShape s = units[unit].shape(q);
     const int rows = q.warp_groups ? a.x.ld : padded;
-    launch(q, k_fast_acts, dim3((unsigned)((groups + 8 * warps - 1) / (8 * warps)), (unsigned)(rows / 8)), 256, 0, a.x, acts, padded);
+    launch(q, k_fast_acts, dim3((unsigned)((groups + 8 * per_warp - 1) / (8 * per_warp)), (unsigned)(rows / 8)), 256, 0, a.x, acts, padded);
     int tiles = 0;
     for (int i = 0; i < a.n_parts; i++) tiles += (a.part[i].n + s.outs - 1) / s.outs;
     launch(q, k_linear_fast, dim3((unsigned)((a.rows + s.rows - 1) / s.rows), (unsigned)tiles), s.threads, s.bytes, unit, a, (const uint8_t *)acts, padded);

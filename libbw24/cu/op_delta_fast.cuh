@@ -117,7 +117,11 @@ static __global__ void __launch_bounds__(CHUNK_THREADS) k_delta_facts(DeltaArgs 
 }
 
 /* ---- chunks in order: grid (heads times blocks of 32 columns) */
-struct alignas(16) ChunkInput { float k[CHUNK][CHUNK_K_PITCH], q[CHUNK][CHUNK_K_PITCH], v[CHUNK][CHUNK_PITCH], t[CHUNK][CHUNK_PITCH], p[CHUNK][CHUNK_PITCH], decay[3 * CHUNK]; };
+struct alignas(16) ChunkInput {
+    float k[CHUNK][CHUNK_K_PITCH], q[CHUNK][CHUNK_K_PITCH], v[CHUNK][CHUNK_PITCH], t[CHUNK][CHUNK_PITCH], p[CHUNK][CHUNK_PITCH];
+    float decay[3 * CHUNK]; /* decay, rest and beta of ChunkFacts */
+    int row[CHUNK];         /* of the step */
+};
 struct alignas(16) ChunkShared {
     ChunkInput in[2];
     float s[CHUNK_KEY][CHUNK_S_PITCH];                              /* the state, rounded */
@@ -145,9 +149,10 @@ struct ChunkWalk {
             for (int j = 0; j < 4; j++) *(float4 *)&to.k[r][at + 32 * j] = *(float4 *)&to.q[r][at + 32 * j] = zero;
             *(float4 *)&to.v[r][at] = zero;
         }
+        if (!at) to.row[r] = row;
         cp16(&to.t[r][at], &from.t[r][at]);
         cp16(&to.p[r][at], &from.p[r][at]);
-        if (i < 3 * CHUNK / 4) cp16(&to.decay[4 * i], &from.decay[4 * i]); /* decay, rest and beta lie one behind the other */
+        if (i < 3 * CHUNK / 4) cp16(&to.decay[4 * i], &from.decay[4 * i]); /* the three lie one behind the other */
     }
     /* b (V - 2^c (K S)) to shared memory by the first four warps, 2^c (Q S) stays in the others */
     __device__ __forceinline__ void against_state(const ChunkInput &in, float (&y)[2][4]) const {
@@ -178,16 +183,16 @@ struct ChunkWalk {
             }
     }
     /* by the last four warps */
-    __device__ __forceinline__ void output(const ChunkInput &in, int c, const int *order, float (&y)[2][4]) const {
+    __device__ __forceinline__ void output(const ChunkInput &in, int c, float (&y)[2][4]) const {
         const int n0 = ((threadIdx.x >> 5) & 3) * 8;
         chunk_mma<CHUNK, false>(y, in.p, [&](int k, int n) { return sh.d[k][n0 + n]; });
 #pragma unroll
         for (int m = 0; m < 2; m++)
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
-                const int r = c * CHUNK + chunk_row(m, i);
-                if (r >= rows) continue;
-                *(float2 *)(a.y + (size_t)order[r] * (a.heads * a.dv) + head * a.dv + block * 32 + n0 + chunk_col(i)) = make_float2(y[m][i], y[m][i + 1]);
+                const int r = chunk_row(m, i);
+                if (c * CHUNK + r >= rows) continue;
+                *(float2 *)(a.y + (size_t)in.row[r] * (a.heads * a.dv) + head * a.dv + block * 32 + n0 + chunk_col(i)) = make_float2(y[m][i], y[m][i + 1]);
                 if (not_finite(y[m][i]) || not_finite(y[m][i + 1])) report_fault(a.fault, a.op);
             }
     }
@@ -199,7 +204,7 @@ struct ChunkWalk {
         for (int i = 0; i < 16; i++) (&s[0][0])[i] *= decay;
 #pragma unroll
         for (int k = 0; k < CHUNK; k += 8) {
-            const float x[4] = {tf32(in.k[k + t][i0 + g]), tf32(in.k[k + t][i0 + g + 8]), tf32(in.k[k + t + 4][i0 + g]), tf32(in.k[k + t + 4][i0 + g + 8])};
+            const float *x0 = &in.k[k + t][i0 + g], *x1 = &in.k[k + t + 4][i0 + g], x[4] = {tf32(x0[0]), tf32(x0[8]), tf32(x1[0]), tf32(x1[8])};
 #pragma unroll
             for (int n = 0; n < 4; n++) mma_tf32(s[n], x, sh.rest[k + t][n * 8 + g], sh.rest[k + t + 4][n * 8 + g]);
         }
@@ -248,7 +253,7 @@ static __global__ void __launch_bounds__(CHUNK_THREADS, 1) k_delta_chunks(DeltaA
         __syncthreads();
         if (warp < 4) w.solve(in);
         __syncthreads();
-        if (warp >= 4) w.output(in, c, order, y);
+        if (warp >= 4) w.output(in, c, y);
         w.state(in, s);
     }
 #pragma unroll

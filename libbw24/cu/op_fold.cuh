@@ -20,31 +20,52 @@ __device__ __forceinline__ float conv_input(const ConvArgs &a, const FoldRows &f
     return i >= back ? __ldcg(a.x + (size_t)f.order[at - back] * a.n + c) : __ldcg(s.live + a.state + (size_t)(a.taps - 1 + i - back) * a.n + c);
 }
 
-/* grid (channels / 256, entries of order / CONV_RUN): a thread is one channel of a run of rows, whose last inputs it keeps while the sequence lasts */
-static __global__ void __launch_bounds__(256) k_conv(ConvArgs a, FoldRows f) {
-    const int c = blockIdx.x * 256 + threadIdx.x, end = min(f.n, (int)(blockIdx.y + 1) * CONV_RUN);
+/* one row's sum over its n taps and where its input is kept. x: the row's inputs, oldest first */
+template <int TAPS> __device__ __forceinline__ void conv_row(const ConvArgs &a, const FoldSeq &s, int row, int i, int c, const float *w, const float *x, int n) {
+    float p = 0.0f, now = 0.0f;
+#pragma unroll
+    for (int t = 0; t < TAPS; t++)
+        if (t < n) { now = x[t]; p = fmaf(w[t], now, p); }
+    a.y[(size_t)row * a.n + c] = bw_silu(p);
+    if (s.mid) conv_put(a, s.mid, s.live, s.n - s.n_log, i, c, now);
+    conv_put(a, s.out, s.live, s.n, i, c, now);
+    if (s.log && i >= s.n - s.n_log) s.log[a.log + (size_t)(i - (s.n - s.n_log)) * a.n + c] = now;
+}
+
+/* a run of CONV_RUN rows of one sequence, TAPS taps: all of its inputs are asked for before one is used */
+template <int TAPS> __device__ __forceinline__ void conv_run(const ConvArgs &a, const FoldRows &f, const FoldSeq &s, int at, int c) {
+    float w[TAPS], x[CONV_RUN + TAPS - 1]; /* x[TAPS - 1 + r]: input of row r of the run */
+    int row[CONV_RUN];
+    const int i0 = at - s.first;
+#pragma unroll
+    for (int r = 0; r < CONV_RUN; r++) row[r] = f.order[at + r];
+#pragma unroll
+    for (int t = 0; t < TAPS; t++) w[t] = __ldg(a.w + (size_t)c * TAPS + t);
+#pragma unroll
+    for (int r = 0; r < CONV_RUN; r++) x[TAPS - 1 + r] = __ldcg(a.x + (size_t)row[r] * a.n + c);
+#pragma unroll
+    for (int t = 1; t < TAPS; t++) x[TAPS - 1 - t] = conv_input(a, f, s, at, i0, t, c);
+#pragma unroll
+    for (int r = 0; r < CONV_RUN; r++) conv_row<TAPS>(a, s, row[r], i0 + r, c, w, x + r, TAPS);
+}
+
+/* grid (channels / 256, entries of order / CONV_RUN): a thread is one channel of a run of rows */
+static __global__ void __launch_bounds__(256, 4) k_conv(ConvArgs a, FoldRows f) {
+    const int c = blockIdx.x * 256 + threadIdx.x, first = blockIdx.y * CONV_RUN, end = min(f.n, first + (int)CONV_RUN);
     pdl_trigger();
     pdl_wait();
     if (c >= a.n) return;
-    float w[BW_CONV_TAPS], x[BW_CONV_TAPS]; /* x[t]: input of tap t of the row before */
+    const FoldSeq &seq = f.seqs[f.seq_of[first]];
+    if (a.taps == 4 && end - first == CONV_RUN && first + CONV_RUN <= seq.first + seq.n) return conv_run<4>(a, f, seq, first, c);
+    float w[BW_CONV_TAPS];
 #pragma unroll
     for (int t = 0; t < BW_CONV_TAPS; t++) w[t] = t < a.taps ? __ldg(a.w + (size_t)c * a.taps + t) : 0.0f;
-    for (int at = blockIdx.y * CONV_RUN, seq = -1; at < end; at++) {
+    for (int at = first; at < end; at++) {
         const FoldSeq &s = f.seqs[f.seq_of[at]];
-        const int i = at - s.first, row = f.order[at];
-        const bool on = f.seq_of[at] == seq;
-        float p = 0.0f, now = 0.0f;
-        seq = f.seq_of[at];
+        float x[BW_CONV_TAPS];
 #pragma unroll
-        for (int t = 0; t < BW_CONV_TAPS; t++)
-            if (t < a.taps) {
-                now = x[t] = on && t + 1 < a.taps ? x[t + 1 < BW_CONV_TAPS ? t + 1 : t] : conv_input(a, f, s, at, i, a.taps - 1 - t, c);
-                p = fmaf(w[t], now, p);
-            }
-        a.y[(size_t)row * a.n + c] = bw_silu(p);
-        if (s.mid) conv_put(a, s.mid, s.live, s.n - s.n_log, i, c, now);
-        conv_put(a, s.out, s.live, s.n, i, c, now);
-        if (s.log && i >= s.n - s.n_log) s.log[a.log + (size_t)(i - (s.n - s.n_log)) * a.n + c] = now;
+        for (int t = 0; t < BW_CONV_TAPS; t++) x[t] = t < a.taps ? conv_input(a, f, s, at, at - s.first, a.taps - 1 - t, c) : 0.0f;
+        conv_row<BW_CONV_TAPS>(a, s, f.order[at], at - s.first, c, w, x, a.taps);
     }
 }
 

@@ -49,34 +49,33 @@ __device__ __forceinline__ void wg_mma(float (&d)[16][4], const uint32_t (&a)[4]
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* ---- activations: codes times scale as bf16 in the order above, zeros in columns past the row's; a warp has 8 rows of 4 groups */
-template <int PART> __device__ __forceinline__ uint4 wg_place(const uint32_t (&w)[4], float d) {
-    uint32_t v[4];
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-        const uint32_t x = w[t] ^ 0x80808080u;
-        v[t] = bf16x2(d * (big_byte(x, 2 * PART) - 8388736.0f), d * (big_byte(x, 2 * PART + 1) - 8388736.0f));
-    }
-    return make_uint4(v[0], v[1], v[2], v[3]);
-}
+/* ---- activations: codes times scale as bf16 in the order above, zeros in columns past the row's; a warp has 8 rows of 64 columns, a lane a place of two */
 __device__ __forceinline__ void wg_acts(const Acts &a, uint8_t *to, int padded) {
-    const int lane = threadIdx.x & 31, row = blockIdx.y * 8 + (lane >> 2), g = (blockIdx.x * 8 + (threadIdx.x >> 5)) * 4 + (lane & 3);
-    if (g >= (a.cols + 127) / 128 * 4) return;
-    uint4 q[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-    float d = 0.0f;
-    if (g < a.cols / 32) {
-        const uint4 *p = (const uint4 *)(a.q + (size_t)row * a.cols + g * 32);
-        q[0] = __ldcg(p);
-        q[1] = __ldcg(p + 1);
-        d = __ldcg(a.delta + (size_t)g * a.ld + row);
+    const int lane = threadIdx.x & 31, stage = blockIdx.x * 8 + (threadIdx.x >> 5), place = lane & 7, g = 2 * stage + (place >> 2);
+    if (stage >= (a.cols + 127) / 128 * 2) return;
+    uint4 q[2][2];
+    float d[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const int row = blockIdx.y * 8 + (lane >> 3) + 4 * j;
+        const bool have = g < a.cols / 32;
+        const uint4 *p = (const uint4 *)(a.q + (size_t)row * a.cols + g * 32), zero = make_uint4(0, 0, 0, 0);
+        q[j][0] = have ? __ldcg(p) : zero;
+        q[j][1] = have ? __ldcg(p + 1) : zero;
+        d[j] = have ? __ldcg(a.delta + (size_t)g * a.ld + row) : 0.0f;
     }
-    uint8_t *at = to + ((size_t)(g >> 1) * padded + row) * 128;
-    const uint32_t first[4] = {q[0].x, q[0].z, q[1].x, q[1].z}, second[4] = {q[0].y, q[0].w, q[1].y, q[1].w};
-    const int place = (g & 1) * 4, s = row & 7;
-    *(uint4 *)(at + ((place ^ s) * 16)) = wg_place<0>(first, d);
-    *(uint4 *)(at + (((place + 1) ^ s) * 16)) = wg_place<1>(first, d);
-    *(uint4 *)(at + (((place + 2) ^ s) * 16)) = wg_place<0>(second, d);
-    *(uint4 *)(at + (((place + 3) ^ s) * 16)) = wg_place<1>(second, d);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const int row = blockIdx.y * 8 + (lane >> 3) + 4 * j;
+        const uint32_t w[4] = {place & 2 ? q[j][0].y : q[j][0].x, place & 2 ? q[j][0].w : q[j][0].z, place & 2 ? q[j][1].y : q[j][1].x, place & 2 ? q[j][1].w : q[j][1].z};
+        uint32_t v[4];
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            const uint32_t x = (place & 1 ? w[t] >> 16 : w[t]) ^ 0x80808080u;
+            v[t] = bf16x2(d[j] * (big_byte(x, 0) - 8388736.0f), d[j] * (big_byte(x, 1) - 8388736.0f));
+        }
+        *(uint4 *)(to + ((size_t)stage * padded + row) * 128 + ((place ^ (row & 7)) * 16)) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
 }
 
 /* ---- the warp that asks */

@@ -6,12 +6,8 @@
 
 namespace bw {
 
-/* rounded to 10 bits behind the point; what is not rounded loses the others */
-__device__ __forceinline__ float tf32(float v) {
-    uint32_t w;
-    asm("cvt.rna.tf32.f32 %0,%1;" : "=r"(w) : "f"(v));
-    return __uint_as_float(w);
-}
+/* v for a product, which drops the last 13 bits: half a unit more, so that it is rounded (the conversion instruction does the same at an eighth of the speed) */
+__device__ __forceinline__ float tf32(float v) { return __uint_as_float(__float_as_uint(v) + 0x1000u); }
 /* c [16][8] += a [16][8] b [8][8]; lane (g, t): a of rows g, g + 8 at column t, then at t + 4; b of rows t, t + 4 at column g; c of rows g, g + 8 at columns 2t, 2t + 1 */
 __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

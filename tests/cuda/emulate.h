@@ -238,7 +238,7 @@ inline void mma_tf32(float *c, const float *a, float b0, float b1) {
         c[i] = (float)sum;
     }
 }
-inline float tf32(float v) { return of_word<float>((word(v) + 0x1000u) & 0xffffe000u); }
+inline float tf32(float v) { return of_word<float>(word(v) + 0x1000u); }
 /* ldmatrix.x4 */
 inline void load_matrices(uint32_t *r, const void *at, bool transposed) {
     uint64_t p = (uint64_t)at;

@@ -279,7 +279,7 @@ template <class U> void fast(const char *name, int rows, int outs, int cols, boo
     a.x = x.a;
     a.n_parts = 1; a.blocks = w.m.blocks; a.segs = w.m.segs; a.rows = rows;
     if (groups) {
-        emu::launch([&] { wg_acts(x.a, at, padded); }, dim3((wide / 32 + 31) / 32, x.a.ld / 8), 256);
+        emu::launch([&] { wg_acts(x.a, at, padded); }, dim3((wide / 64 + 7) / 8, x.a.ld / 8), 256);
         emu::launch([&] { wg_gemm<U>(a, at, padded); }, dim3((rows + WG_ROWS - 1) / WG_ROWS, (outs + WG_OUTS - 1) / WG_OUTS), WG_THREADS);
     } else {
         emu::launch([&] { fast_acts(x.a, (uint4 *)at, padded / 8); }, dim3((cols / 32 + 7) / 8, padded / 8), 256);
