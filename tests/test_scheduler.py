@@ -271,14 +271,14 @@ def test_a_reader_that_rests_loses_nothing_and_waits_for_no_end():
     """The first piece comes at once, what is made meanwhile together, the last one without the rest of the rest."""
     job, began = Job([1], [SamplingParams()]), time.monotonic()
     batches = job.batches(0.05, pace=20.0)
-    job.put(Piece(0, "a"))
+    job.put([Piece(0, "a")])
     assert [p.text for p in next(batches)] == ["a"]
-    maker = threading.Timer(0.1, lambda: [job.put(Piece(0, "b")), job.put(Piece(0, "c")), job.put(Piece(0, reason="stop"), over=True)])
+    maker = threading.Timer(0.1, lambda: [job.put([Piece(0, "b")]), job.put([Piece(0, "c")]), job.put([Piece(0, reason="stop")], over=True)])
     maker.start()
     assert [p.text for p in next(batches)] == ["b", "c", ""] and next(batches, None) is None
     assert time.monotonic() - began < 10
     failed = Job([1], [SamplingParams()])
-    failed.put(Piece(0, "a"))
+    failed.put([Piece(0, "a")])
     failed.put(Bw24Error("no memory"), over=True)
     found = failed.batches(0.05, pace=20.0)
     assert [p.text for p in next(found)] == ["a"]

@@ -111,6 +111,8 @@ class Job:
     cancelled: bool = False
     _events: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
     _over: threading.Event = field(default_factory=threading.Event)  # no event follows
+    _speller: Tokenizer | None = None  # whose text the reader makes of the tokens; None: the scheduler does, which looks for stop strings
+    _streams: dict[int, Any] = field(default_factory=dict)
     _open: int = 0
 
     def pieces(self, wait: float | None = None) -> Iterator[Piece | None]:
@@ -127,18 +129,28 @@ class Job:
             with contextlib.suppress(queue.Empty):
                 event = self._events.get(timeout=wait)
                 while not isinstance(event, Exception):
-                    batch.append(event)
-                    left -= bool(event.reason)
+                    batch += event
+                    left -= bool(event[-1].reason)
                     event = self._events.get_nowait()
                 if batch:
-                    yield batch
+                    yield self._spelled(batch)
                 raise event
-            yield batch
+            yield self._spelled(batch)
             if left and batch and pace:
                 self._over.wait(pace)
 
-    def put(self, event: Piece | Exception, over: bool = False) -> None:
-        """For the scheduler: a piece, or the error that ends the job."""
+    def _spelled(self, batch: list[Piece]) -> list[Piece]:
+        """The pieces with their text, made here: the reader's time, not that of the step after."""
+        for piece in batch if self._speller else ():
+            stream = self._streams.get(piece.choice) or self._streams.setdefault(piece.choice, self._speller.stream())
+            if piece.token is not None and (piece.token in self.visible or not self._speller.is_special(piece.token)):
+                piece.text = stream.push(piece.token)
+            if piece.reason:
+                piece.text += stream.flush()
+        return batch
+
+    def put(self, event: list[Piece] | Exception, over: bool = False) -> None:
+        """For the scheduler: pieces, a reply's last alone or at the end, or the error that ends the job."""
         self._events.put(event)
         if over:
             self._over.set()
@@ -339,7 +351,7 @@ class Scheduler:
             job.stats.finished = now()
             for choice in range(len(job.params)):
                 self._count(INTERRUPTED)
-                job.put(Piece(choice, reason=INTERRUPTED), over=choice == len(job.params) - 1)
+                job.put([Piece(choice, reason=INTERRUPTED)], over=choice == len(job.params) - 1)
         for run in [r for r in self._active if r.job.cancelled]:
             self._finish(run, INTERRUPTED)
 
@@ -393,11 +405,12 @@ class Scheduler:
 
     def _start(self, job: Job) -> None:
         job.stats.started = now()
+        job._speller = None if job.stops else self.tokenizer
         runs = [_Run(job, i, list(job.ids), next(self._orders)) for i in range(len(job.params))]
         try:
             for run in runs:
                 run.matcher = job.grammar() if job.grammar else None
-                run.stream = self.tokenizer.stream() if self.tokenizer else None
+                run.stream = self.tokenizer.stream() if self.tokenizer and job.stops else None
                 run.filter = StopFilter(list(job.stops))
                 run.draw = sampling.Draw(job.params[run.choice])
             runs[0].seq = self._sequence(runs[0])
@@ -601,6 +614,9 @@ class Scheduler:
 
     def _emit(self, run: _Run, rows: list[Any]) -> None:
         """The next tokens of a reply, or rows of logits to pick them from, until something ends it."""
+        if run in self._active and run.matcher is None and run.job.top is None and not run.job.stops:
+            self._take(run, rows)
+            return
         for row in rows:
             if run not in self._active:
                 return
@@ -639,7 +655,27 @@ class Scheduler:
         elif len(run.tokens) > self.engine.ctx:
             self._finish(run, CONTEXT, piece)
         else:
-            job.put(piece)
+            job.put([piece])
+
+    def _take(self, run: _Run, tokens: list[int]) -> None:
+        """As _pick for each of the next tokens, where nothing but their ids is to be looked at."""
+        job, reason, n = run.job, "", len(tokens)
+        limit, context = (n + 1 if job.limit is None else job.limit - run.generated), self.engine.ctx + 1 - len(run.tokens)
+        if (end := next((i for i, t in enumerate(tokens) if t in job.stop_ids), n)) < min(limit, context):
+            reason, n = (EOS, end) if end < n else ("", n)
+        if not reason and n >= min(limit, context):
+            reason, n = (LENGTH, limit) if limit <= context else (CONTEXT, context)
+        job.stats.first_token = job.stats.first_token or now()
+        pieces = [Piece(run.choice, token=t) for t in tokens[:n]]
+        run.tokens += tokens[:n]
+        run.generated += n
+        job.stats.generated_tokens += n
+        self.counters.generated_tokens += n
+        last = pieces.pop() if reason in (LENGTH, CONTEXT) else None
+        if pieces:
+            job.put(pieces)
+        if reason:
+            self._finish(run, reason, last)
 
     def _text(self, run: _Run, token: int) -> tuple[str, bool]:
         if run.stream is None or (self.tokenizer.is_special(token) and token not in run.job.visible):
@@ -668,7 +704,7 @@ class Scheduler:
         run.job._open -= 1
         if not run.job._open:
             run.job.stats.finished = now()
-        run.job.put(piece, over=not run.job._open)
+        run.job.put([piece], over=not run.job._open)
 
     def _count(self, reason: str) -> None:
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
