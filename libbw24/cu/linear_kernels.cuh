@@ -4,6 +4,7 @@
 
 #include "launch.h"
 #include "op_gemm.cuh"
+#include "op_linear_one.cuh"
 
 namespace bw {
 
@@ -36,12 +37,41 @@ template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, Lin
     launch(q, k_linear_small<U, R, GLU, STAGED>, dim3((unsigned)q.sms), 32 * (g.warps + reducers), bytes, a, g);
 }
 
+/* One row: the widest block whose rings are two pairs deep, then deeper ones. Tiles of a pass: all of a block's, or as many as fit. */
+enum { ONE_DEEPEST = 2 };
+template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, size_t limit) {
+    const int step = g.glu ? 4 : 1, most = (all + blocks - 1) / blocks * step, least = most < 8 ? most : 8;
+    for (g.tiles = most < 64 ? most : 64; g.tiles >= least; g.tiles -= step)
+        if (one_shared<U>(g, segs, blocks, all) <= limit) return true;
+    return false;
+}
+template <class U> OneShape one_shape(const Queue &q, int segs, int all, bool glu) {
+    OneShape g = {ONE_WARPS, 2, 0, glu, all / q.sms, all % q.sms, 0, {0, 0}};
+    bool fits = false;
+    for (g.depth = ONE_DEEPEST; g.depth && !fits; g.depth -= !fits)
+        for (g.warps = ONE_WARPS; g.warps >= (g.depth > 1 ? ONE_WARPS / 2 : 1) && !fits; g.warps -= !fits) fits = one_fits_in<U>(g, segs, q.sms, all, (size_t)q.shared_max);
+    if (!fits) {
+        g.warps = g.depth = 1;
+        g.tiles = glu ? 4 : 1;
+    }
+    one_divisors(g);
+    return g;
+}
+template <class U> bool one_fits(const Queue &q, int segs) {
+    const OneShape g = {1, 1, 4, 1, 0, 0, 0, {0, 0}};
+    return one_shared<U>(g, segs, 1, 2) <= (size_t)q.shared_max;
+}
+template <class U> void one_launch(Queue &q, const LinearArgs &a, bool glu) {
+    const int all = glu ? a.blocks : 2 * a.blocks;
+    const OneShape g = one_shape<U>(q, a.segs, all, glu);
+    launch(q, k_linear_one<U>, dim3((unsigned)q.sms), ONE_THREADS, one_shared<U>(g, a.segs, q.sms, all), a, g);
+}
+
 inline bool acts_fit(int R, int segs) { return (size_t)R * segs * 352 <= (size_t)ACT_KB * 1024; }
 
-template <class U> bool takes_norm(const Queue &, int segs) { return acts_fit(1, segs) && segs <= 32; }
+template <class U> bool takes_norm(const Queue &q, int segs) { return one_fits<U>(q, segs) && segs <= 32; }
 
 template <class U, bool GLU, bool MANY> void small_rows(Queue &q, const LinearArgs &a) {
-    if (a.rows <= 1 && acts_fit(1, a.segs)) return small_launch<U, 1, GLU, true>(q, a);
     if constexpr (MANY) {
         if (a.rows <= 2 && acts_fit(2, a.segs)) return small_launch<U, 2, GLU, true>(q, a);
         if (a.rows <= 4 && acts_fit(4, a.segs)) return small_launch<U, 4, GLU, true>(q, a);
@@ -52,7 +82,8 @@ template <class U, bool GLU, bool MANY> void small_rows(Queue &q, const LinearAr
 
 /* MANY: kernels of 2 and 4 row slots too */
 template <class U, bool MANY> void linear_small(Queue &q, const LinearArgs &a, bool glu) {
-    if (glu) small_rows<U, true, MANY>(q, a);
+    if (a.rows <= 1 && one_fits<U>(q, a.segs)) one_launch<U>(q, a, glu);
+    else if (glu) small_rows<U, true, MANY>(q, a);
     else small_rows<U, false, MANY>(q, a);
 }
 

@@ -73,9 +73,18 @@ struct Nibbles {
     typedef uint32_t Pair;
     static __device__ __forceinline__ Pair fetch(const uint8_t *scales, int row, int w) { return *(const uint32_t *)(scales + row * 16 + w * 4); }
 };
+/* all pairs of a row, for the forms with one scale a group: fetch_row, and row -> scales a and b of the 8 groups */
+template <class U> struct RowOfPairs {
+    typedef uint4 Row;
+    static __device__ __forceinline__ Row fetch_row(const uint8_t *scales, int row) { return *(const uint4 *)(scales + row * 16); }
+    static __device__ __forceinline__ void row(const Row &v, float *a, float *b) {
+#pragma unroll
+        for (int w = 0; w < 4; w++) U::pair(word_of(v, w), w, a + 2 * w, b + 2 * w);
+    }
+};
 
 /* nibble = two's complement of q; codes are 16 q */
-struct U_Q4_0 : Nibbles {
+struct U_Q4_0 : Nibbles, RowOfPairs<U_Q4_0> {
     static constexpr Form FORM = FORM_S1;
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         uint32_t w = word_of(p.v, c);
@@ -108,6 +117,20 @@ struct U_Q4_K : Nibbles {
         b[0] = fmaf(m, big_byte(v, 2), m * -8388608.0f);
         b[1] = fmaf(m, big_byte(v, 3), m * -8388608.0f);
     }
+    struct Row { uint2 h, low; };
+    static __device__ __forceinline__ Row fetch_row(const uint8_t *s, int row) { return {*(const uint2 *)(s + row * 8), *(const uint2 *)(s + 128 + row * 8)}; }
+    static __device__ __forceinline__ void row(const Row &p, float *a, float *b) {
+        const float d = half_of(p.h.x, 0), m = -half_of(p.h.x, 1), d16 = d * 0.0625f, d0 = d * -8388608.0f, d1 = d16 * -8388608.0f, m0 = m * -8388608.0f;
+#pragma unroll
+        for (int w = 0; w < 4; w++) { /* bytes as pair's */
+            const uint32_t x = w < 2 ? p.low.x : p.low.y, s = x & 0x0f0f0f0fu, n = (x >> 4) & 0x0f0f0f0fu;
+            const uint32_t v = prmt(s, n, w & 1 ? 0x7632 : 0x5410) | (__funnelshift_l(p.h.y, p.h.y, 4 - 2 * w) & 0x30303030u);
+            a[2 * w] = fmaf(d, big_byte(v, 0), d0);
+            a[2 * w + 1] = fmaf(d16, big_byte(v, 1), d1);
+            b[2 * w] = fmaf(m, big_byte(v, 2), m0);
+            b[2 * w + 1] = fmaf(m, big_byte(v, 3), m0);
+        }
+    }
     /* zeros as d times 0 and -(dmin times 0) give them; only EMBED can tell */
     static __device__ __forceinline__ void sign_zeros(const uint8_t *s, int row, float *a, float *b) {
         float d = half_of(*(const uint32_t *)(s + row * 8), 0), m = -half_of(*(const uint32_t *)(s + row * 8), 1);
@@ -132,7 +155,10 @@ __device__ __forceinline__ TableApart table_apart(uint32_t w, uint32_t clear0, u
 struct U_NVFP4 : Nibbles {
     static constexpr Form FORM = FORM_S2;
     static constexpr bool APART = true;
-    static __device__ __forceinline__ TableApart apart(const Pack &p, int c) { return table_apart(word_of(p.v, c), 0x03020100u, 0x0c080604u, 0x03020100u, 0x0c080604u); }
+    /* zero: 0, perhaps in a way that the compiler does not see, so that it keeps half of the table in a register */
+    static __device__ __forceinline__ TableApart apart(const Pack &p, int c, uint32_t zero = 0) {
+        return table_apart(word_of(p.v, c), 0x03020100u | zero, 0x0c080604u, 0x03020100u | zero, 0x0c080604u);
+    }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
         uint32_t w = word_of(p.v, c), sel = w & 0x77777777u, pick = ((w >> 1) & 0x44444444u) | 0x32103210u;
@@ -148,11 +174,11 @@ struct U_NVFP4 : Nibbles {
 };
 
 /* nibbles as U_NVFP4's, values by IQ4's table; scales: for each pair of groups d (f16) and 32 + the factor of each, a byte */
-struct U_IQ4_XS : Nibbles {
+struct U_IQ4_XS : Nibbles, RowOfPairs<U_IQ4_XS> {
     static constexpr Form FORM = FORM_S1;
     static constexpr bool APART = true;
-    static __device__ __forceinline__ TableApart apart(const Pack &p, int c) { /* the lower half of the table is below zero */
-        TableApart t = table_apart(word_of(p.v, c), 0x4153687fu, 0x0a162331u, 0x26190d01u, 0x71594535u);
+    static __device__ __forceinline__ TableApart apart(const Pack &p, int c, uint32_t zero = 0) { /* the lower half of the table is below zero */
+        TableApart t = table_apart(word_of(p.v, c), 0x4153687fu | zero, 0x0a162331u, 0x26190d01u | zero, 0x71594535u);
         return {{t.minus[0], t.minus[1]}, {t.plus[0], t.plus[1]}};
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
@@ -167,7 +193,7 @@ struct U_IQ4_XS : Nibbles {
 };
 
 /* int8 codes as stored; a 16-byte load holds 2 groups (word tig, word tig + 4 of each) */
-struct U_Q8_0 : Nibbles {
+struct U_Q8_0 : Nibbles, RowOfPairs<U_Q8_0> {
     static constexpr Form FORM = FORM_S1;
     static constexpr int GP = 2, PACKS = 2, HALF = 2048, UNIT = 2 * HALF + SCALE;
     template <bool SHARED> static __device__ __forceinline__ Pack load_pack(const uint8_t *half, int pk, int r, int lane) {
@@ -218,6 +244,19 @@ struct U_INT8 : U_Q8_0 {
     static __device__ __forceinline__ void pair(const Pair &p, int, float *a, float *b) {
         float2 x = p.x, m = p.m;
         a[0] = x.x; a[1] = x.y; b[0] = m.x; b[1] = m.y;
+    }
+    struct Row { float4 v[4]; };
+    static __device__ __forceinline__ Row fetch_row(const uint8_t *s, int row) {
+        const float4 *f = (const float4 *)(s + row * 64);
+        return {{f[0], f[1], f[2], f[3]}};
+    }
+    static __device__ __forceinline__ void row(const Row &p, float *a, float *b) {
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            const float4 x = p.v[w];
+            float *to = (w < 2 ? a : b) + 4 * (w & 1);
+            to[0] = x.x; to[1] = x.y; to[2] = x.z; to[3] = x.w;
+        }
     }
 };
 

@@ -1,0 +1,464 @@
+/* LINEAR over quantised weights (docs/numerics.md §2) for one row. Owns the mapping of work to warps; the layout of weights is unit.cuh's, several rows
+ * are op_linear.cuh's.
+ *
+ * A warp folds two units at a time: one tile of 16 outputs, two neighbouring segments, which lie side by side in memory. The 8 columns of an mma are 8
+ * groups of 32 (forms with two scales a group: 8 halves), a register of the activations holding zero where the column belongs to another group. The
+ * results change lanes through shared memory, so that each lane folds all groups of one row of one of the two units. */
+#ifndef BW24_CU_OP_LINEAR_ONE_CUH
+#define BW24_CU_OP_LINEAR_ONE_CUH
+
+#include "op_linear.cuh"
+
+namespace bw {
+
+enum { ONE_THREADS = 512, ONE_WARPS = ONE_THREADS / 32 };
+
+struct OneShape {
+    int warps; /* warps that fold */
+    int depth; /* pairs of units of a warp's ring, at most 32 */
+    int tiles; /* tiles of 16 outputs of a pass; with GLU a multiple of 4 */
+    int glu;   /* tiles come in fours: two of gate, two of up */
+    int per, more; /* tiles (GLU: fours) of a block; the first `more` blocks have one more */
+    uint32_t by_warps, by_tiles[2]; /* one_reciprocal of warps, and of the tiles of the first pass in a block with one more tile and in the others */
+};
+
+/* what one_quotient wants for a division by n */
+__host__ __device__ inline uint32_t one_reciprocal(int n) { return n > 1 ? 0xffffffffu / (uint32_t)n + 1 : 0; }
+/* x / n, rounded down, for x * n < 2^32 */
+__device__ __forceinline__ int one_quotient(int x, uint32_t reciprocal) { return reciprocal ? (int)__umulhi((uint32_t)x, reciprocal) : x; }
+
+/* The work of a block: `count` tiles from `first` on (GLU: groups of four tiles), in passes of g.tiles. In a pass the items are (pair of segments, tile),
+ * tiles fastest, and each warp takes a run of them, so that it seldom changes its segments. */
+template <class U> struct OneWork {
+    const LinearArgs &a;
+    const OneShape &g;
+    int first, count, pairs, warp;
+    __device__ __forceinline__ OneWork(const LinearArgs &args, const OneShape &shape, int w) : a(args), g(shape), pairs((args.segs + 1) >> 1), warp(w) {
+        const int b = (int)blockIdx.x;
+        first = b * g.per + min(b, g.more);
+        count = g.per + (b < g.more);
+        if (g.glu) count *= 4;
+    }
+    /* part and tile of it of tile t of the block */
+    __device__ __forceinline__ int part_tile(int t, int &tile) const {
+        int tb = g.glu ? first + (t >> 2) : (first + t) >> 1, p = g.glu ? t >> 1 & 1 : part_of(a, tb);
+        tile = tb * 2 + ((g.glu ? t : first + t) & 1);
+        return p;
+    }
+    /* the run of a pass of n tiles: first item, and the one after the last */
+    __device__ __forceinline__ void run(int n, int &from, int &to) const {
+        from = one_quotient(warp * (n * pairs), g.by_warps);
+        to = one_quotient((warp + 1) * (n * pairs), g.by_warps);
+    }
+    __device__ __forceinline__ uint32_t by_first() const { return g.by_tiles[(int)blockIdx.x >= g.more]; }
+    /* address of the pair of units (pair, tile t of the block), its lowest bit set where the second unit is past the matrix */
+    __device__ __forceinline__ uintptr_t address(int pair, int t) const {
+        int tile, p = part_tile(t, tile);
+        return (uintptr_t)(a.part[p].w + ((size_t)tile * a.segs + 2 * pair) * U::UNIT) | (2 * pair + 1 == a.segs);
+    }
+    /* of the warp's k-th pair; 0: no such pair. The second is the short way for the first pass */
+    __device__ __forceinline__ uintptr_t source(int k) const {
+        int from, to, base = 0, n = min(g.tiles, count);
+        run(n, from, to);
+        while (k >= to - from) { /* a later pass */
+            k -= to - from;
+            base += n;
+            n = min(g.tiles, count - base);
+            if (n <= 0) return 0;
+            run(n, from, to);
+        }
+        const int pair = (from + k) / n;
+        return address(pair, base + from + k - pair * n);
+    }
+    __device__ __forceinline__ uintptr_t early(int k) const {
+        int from, to, n = min(g.tiles, count);
+        run(n, from, to);
+        if (from + k >= to) return count > n ? source(k) : 0;
+        const int pair = one_quotient(from + k, by_first());
+        return address(pair, from + k - pair * n);
+    }
+};
+
+/* B registers of two segments: b[u][j] of group j */
+template <class U> struct OneActs {
+    static constexpr bool HALVES = U::FORM == FORM_S2 || U::FORM == FORM_S2M;
+    uint2 b[2][8];
+    __device__ __forceinline__ void load(const uint8_t *codes, int lane) {
+        const int gid = lane >> 2, tig = lane & 3;
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            const uint8_t *at = codes + u * 256 + tig * 8;
+            uint2 q;
+            if (HALVES) { /* column gid: half gid % 2 of group gid / 2 * 2, and of the one after it in the second set */
+                q.x = *(const uint32_t *)(at + (gid & 6) * 32 + (gid & 1) * 4);
+                q.y = *(const uint32_t *)(at + (gid & 6) * 32 + 32 + (gid & 1) * 4);
+            } else q = *(const uint2 *)(at + gid * 32);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                uint2 &to = b[u][j];
+                if (HALVES) to = make_uint2(gid == (j & 6) ? (j & 1 ? q.y : q.x) : 0, gid == (j | 1) ? (j & 1 ? q.y : q.x) : 0);
+                else to = make_uint2(gid == j ? q.x : 0, gid == j ? q.y : 0);
+                asm volatile("" : "+r"(to.x), "+r"(to.y)); /* kept, not selected again for every pair */
+            }
+        }
+    }
+};
+
+/* The integers of a lane: of unit u, row gid + 8r, as floats: groups 2 tig and 2 tig + 1 (halves: v[u][r][0..3] = first and second half of each).
+ * The units go side by side, so that one's mma hide the other's; with four sets of accumulators one after the other. */
+template <class U, class Read> __device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, int lane, uint32_t zero, float (*v)[2][4], Read read) {
+    constexpr bool HALVES = OneActs<U>::HALVES, APART = U::APART, TURNS = HALVES && APART, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
+    constexpr int SETS = HALVES ? 2 : 1, PACKS = 2 * U::PACKS;
+    typename U::Pack pk[2][2][PACKS];
+    int c[2][SETS][4], less[2][SETS][4];
+    const auto get = [&](int u, int i) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) pk[u][r][i] = U::template load_pack<true>(w + u * U::UNIT + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
+    };
+    if (EARLY && !TURNS) {
+#pragma unroll
+        for (int i = 0; i < 2 * PACKS; i++) get(i & 1, i >> 1);
+        read();
+    }
+#pragma unroll
+    for (int i = 0; i < 8 * SETS; i++) c[i & 1][i >> 1 & (SETS - 1)][i / (2 * SETS)] = less[i & 1][i >> 1 & (SETS - 1)][i / (2 * SETS)] = MAGIC;
+#pragma unroll
+    for (int step = 0; step < 16; step++) {
+        const int j = TURNS ? step & 7 : step >> 1, u = TURNS ? step >> 3 : step & 1, e = (j & 3) % U::GP, i = j / U::GP, s = HALVES ? j & 1 : 0;
+        if (TURNS && !j) {
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) get(u, k);
+            if (u) read();
+        }
+        if (!EARLY && !e) get(u, i);
+        if constexpr (APART) {
+            const TableApart t0 = U::apart(pk[u][0][i], e, zero), t1 = U::apart(pk[u][1][i], e, zero);
+            mma32(c[u][s], t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], x.b[u][j].x, x.b[u][j].y);
+            mma32(less[u][s], t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], x.b[u][j].x, x.b[u][j].y);
+        } else {
+            uint32_t l0, h0, l1, h1;
+            U::unpack(pk[u][0][i], e, l0, h0);
+            U::unpack(pk[u][1][i], e, l1, h1);
+            mma32<U::UNSIGNED>(c[u][s], l0, l1, h0, h1, x.b[u][j].x, x.b[u][j].y);
+        }
+    }
+    if (!EARLY) read();
+#pragma unroll
+    for (int u = 0; u < 2; u++)
+#pragma unroll
+        for (int s = 0; s < SETS; s++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[u][i >> 1][s * 2 + (i & 1)] = __int_as_float(c[u][s][i]) - (APART ? __int_as_float(less[u][s][i]) : MAGIC_F);
+}
+
+/* Lanes of a quad hold two values each of four rows; afterwards lane 16 u + row holds the 8 values of its row. box: 256 floats of the warp */
+__device__ __forceinline__ void one_change(float *box, int lane, const float (*t)[2][2], float *mine) {
+    const int gid = lane >> 2, tig = lane & 3;
+    float *to = box + gid * 8 + ((2 * tig) ^ (gid & 4)); /* the halves of rows 4-7 of eight stand the other way round: no bank twice */
+#pragma unroll
+    for (int u = 0; u < 2; u++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) *(float2 *)(to + u * 128 + r * 64) = make_float2(t[u][r][0], t[u][r][1]);
+    __syncwarp();
+    const float4 x = *(const float4 *)(box + lane * 8 + (lane & 4)), y = *(const float4 *)(box + lane * 8 + (~lane & 4));
+    mine[0] = x.x; mine[1] = x.y; mine[2] = x.z; mine[3] = x.w; mine[4] = y.x; mine[5] = y.y; mine[6] = y.z; mine[7] = y.w;
+}
+
+__device__ __forceinline__ void eight(const float *p, float *v) {
+    const float4 x = *(const float4 *)p, y = *(const float4 *)(p + 4);
+    v[0] = x.x; v[1] = x.y; v[2] = x.z; v[3] = x.w; v[4] = y.x; v[5] = y.y; v[6] = y.z; v[7] = y.w;
+}
+
+/* p of the lane's row (lane % 16) in unit lane / 16 of the pair at w. delta, sum, low: of the two segments, 16 values each.
+ * read() is called by the whole warp once the pair is not read again */
+template <class U, class Read>
+__device__ __forceinline__ float one_fold(const uint8_t *w, const OneActs<U> &x, const float *delta, const float *sum, const float *low, float *box, int lane, uint32_t zero, Read read) {
+    constexpr Form F = U::FORM;
+    const int gid = lane >> 2, tig = lane & 3, seg = lane >> 4;
+    float v[2][2][4], t[2][2][2], mine[8], p = 0.0f, d[8];
+    if constexpr (OneActs<U>::HALVES) { /* scales where the integers are: two groups of four rows */
+        typename U::Pair raw[2][2];
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) raw[u][r] = U::fetch(w + u * U::UNIT + 2 * U::HALF, gid + 8 * r, tig);
+        one_dots<U>(w, x, lane, zero, v, read);
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            float2 all = make_float2(0, 0), first = all;
+            if (F == FORM_S2M) { all = *(const float2 *)(sum + u * 8 + 2 * tig); first = *(const float2 *)(low + u * 8 + 2 * tig); }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float a[2], b[2], m0[2], m1[2];
+                U::pair(raw[u][r], tig, a, b);
+                unit_mins<U>(raw[u][r], m0, m1);
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float y = fmaf(b[e], v[u][r][2 * e + 1], a[e] * v[u][r][2 * e]);
+                    if (F == FORM_S2M) y = fmaf(m1[e], e ? all.y - first.y : all.x - first.x, fmaf(m0[e], e ? first.y : first.x, y));
+                    t[u][r][e] = y;
+                }
+            }
+        }
+        one_change(box, lane, t, mine);
+        eight(delta + seg * 8, d);
+#pragma unroll
+        for (int j = 0; j < 8; j++) p = fmaf(d[j], mine[j], p);
+    } else { /* scales of one row a lane */
+        const typename U::Row raw = U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15);
+        one_dots<U>(w, x, lane, zero, v, read);
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) { t[u][r][0] = v[u][r][0]; t[u][r][1] = v[u][r][1]; }
+        one_change(box, lane, t, mine);
+        float a[8], b[8], s[8];
+        U::row(raw, a, b);
+        eight(delta + seg * 8, d);
+        if (F == FORM_S1M) eight(sum + seg * 8, s);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float y = a[j] * mine[j];
+            if (F == FORM_S1M) y = fmaf(b[j], s[j], y);
+            p = fmaf(d[j], y, p);
+        }
+    }
+    return p;
+}
+
+/* four values by a load that the compiler leaves before the dependency wait */
+__device__ __forceinline__ void load_early(const float *p, float *v) {
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
+}
+__device__ __forceinline__ void eight_fresh(const float *p, float *v) {
+    const float4 x = __ldcg((const float4 *)p), y = __ldcg((const float4 *)p + 1);
+    v[0] = x.x; v[1] = x.y; v[2] = x.z; v[3] = x.w; v[4] = y.x; v[5] = y.y; v[6] = y.z; v[7] = y.w;
+}
+
+/* Activations of one row in shared memory; low and sum only where the form reads them */
+struct OneRow { uint8_t *codes; float *delta, *sum, *low; };
+
+/* The NORM before the LINEAR (docs/numerics.md section 4), its result quantised; the first block writes it to norm.y as well. A warp has segments warp, warp
+ * + ONE_WARPS, ...; of the first two all values are under way before one is used, their weights before the dependency wait. part: a float a segment. */
+template <Form F> __device__ __forceinline__ void one_put(const LinearArgs &a, const OneRow &o, int seg, int lane, const float (&v)[8]) {
+    const Quant8 q = quant_eight(v, a.fault, a.norm.op);
+    const int g = seg * 8 + (lane >> 2), c = seg * 256 + lane * 8;
+    put_eight(o.codes + g * 32, lane, q);
+    if (!(lane & 3)) {
+        o.delta[g] = q.d;
+        if (F == FORM_S1M || F == FORM_S2M) o.sum[g] = (float)q.sum;
+        if (F == FORM_S2M) o.low[g] = (float)q.low;
+    }
+    if (blockIdx.x || c >= a.x.cols) return;
+    *(float4 *)(a.norm.y + c) = make_float4(v[0], v[1], v[2], v[3]);
+    *(float4 *)(a.norm.y + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
+}
+template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = a.x.cols, S = a.segs;
+    const float *x = a.norm.x;
+    float w[2][8], v[2][8], t[2][8], p[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int c = (warp + i * ONE_WARPS) * 256 + lane * 8;
+#pragma unroll
+        for (int j = 0; j < 8; j++) { w[i][j] = 1.0f; v[i][j] = 0.0f; }
+        if (a.norm.w && c < n) { load_early(a.norm.w + c, w[i]); load_early(a.norm.w + c + 4, w[i] + 4); }
+    }
+    pdl_wait();
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int s = (warp + i * ONE_WARPS) * 256;
+#pragma unroll
+        for (int j = 0; j < 8; j++) t[i][j] = s + j * 32 < n ? __ldcg(x + s + j * 32 + lane) : 0.0f;
+        if (s + lane * 8 < n) eight_fresh(x + s + lane * 8, v[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        p[i] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) p[i] = fmaf(t[i][j], t[i][j], p[i]);
+    }
+#pragma unroll
+    for (int m = 16; m; m >>= 1)
+#pragma unroll
+        for (int i = 0; i < 2; i++) p[i] = p[i] + __shfl_xor_sync(~0u, p[i], m);
+    if (!lane) { part[warp] = p[0]; part[warp + ONE_WARPS] = p[1]; }
+#pragma unroll 1
+    for (int s = warp + 2 * ONE_WARPS; s < S; s += ONE_WARPS) {
+        float q = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) t[0][j] = s * 256 + j * 32 < n ? __ldcg(x + s * 256 + j * 32 + lane) : 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) q = fmaf(t[0][j], t[0][j], q);
+        q = warp_tree(q);
+        if (!lane) part[s] = q;
+    }
+    __syncthreads();
+    float total = 0.0f;
+#pragma unroll 1
+    for (int s = 0; s < S; s += 16) {
+        float k[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) k[i] = part[s + i];
+#pragma unroll
+        for (int i = 0; i < 16; i++) total = total + (s + i < S ? k[i] : 0.0f); /* +0 changes no sum of squares */
+    }
+    const float r = 1.0f / sqrtf((a.norm.l2 ? total : total / (float)n) + a.norm.eps);
+#pragma unroll 1
+    for (int s = warp; s < S; s += ONE_WARPS) {
+        if (s >= 2 * ONE_WARPS) {
+            const int c = s * 256 + lane * 8;
+#pragma unroll
+            for (int j = 0; j < 8; j++) { w[0][j] = 1.0f; v[0][j] = 0.0f; }
+            if (c < n) {
+                if (a.norm.w) eight_fresh(a.norm.w + c, w[0]);
+                eight_fresh(x + c, v[0]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[0][j] = (v[0][j] * r) * w[0][j];
+        one_put<F>(a, o, s, lane, v[0]);
+#pragma unroll
+        for (int j = 0; j < 8; j++) { v[0][j] = v[1][j]; w[0][j] = w[1][j]; }
+    }
+}
+
+/* y from +0, segments ascending, of N rows of p's at distance `apart`: all values of a round are under way before one is added */
+template <int N> __device__ __forceinline__ void one_sum(const float *ps, int apart, int segs, float *y) {
+    enum { ROUND = 16 / N };
+#pragma unroll
+    for (int i = 0; i < N; i++) y[i] = 0.0f;
+    int s = 0;
+#pragma unroll 1
+    for (; s + ROUND <= segs; s += ROUND, ps += 16 * ROUND) {
+        float v[N][ROUND];
+#pragma unroll
+        for (int k = 0; k < ROUND; k++)
+#pragma unroll
+            for (int i = 0; i < N; i++) v[i][k] = ps[i * apart + k * 16];
+#pragma unroll
+        for (int k = 0; k < ROUND; k++)
+#pragma unroll
+            for (int i = 0; i < N; i++) y[i] = y[i] + v[i][k];
+    }
+#pragma unroll 1
+    for (; s < segs; s++, ps += 16)
+#pragma unroll
+        for (int i = 0; i < N; i++) y[i] = y[i] + ps[i * apart];
+}
+
+/* Sums of a pass of n tiles from `base` on, and what follows them. res: of the thread's output in the first pass */
+template <class U> __device__ __forceinline__ void one_finish(const OneWork<U> &work, int base, int n, const float *half, int pitch, float res) {
+    const LinearArgs &a = work.a;
+    const int lane = threadIdx.x & 31;
+    if (work.g.glu) { /* 32 outputs are four tiles; a warp takes the gate and the up of its 32 */
+        for (int q = threadIdx.x >> 5; q < n >> 2; q += ONE_WARPS) {
+            const int col = (work.first + (base >> 2) + q) * 32 + lane;
+            float y[2];
+            one_sum<2>(half + (4 * q + (lane >> 4)) * pitch + (lane & 15), 2 * pitch, a.segs, y);
+            const float gate = linear_scaled(a.part[0], col, y[0]), v = (a.gelu ? bw_gelu(gate) : bw_silu(gate)) * linear_scaled(a.part[1], col, y[1]);
+            if (col < a.part[0].n) a.part[0].y[col] = v;
+            if (a.xo.q) quant_group(a.xo, 0, col >> 5, lane, v, a.fault, a.op);
+        }
+        return;
+    }
+    for (int i = threadIdx.x; i < n * 16; i += ONE_THREADS) {
+        int tile, part = work.part_tile(base + (i >> 4), tile), col = tile * 16 + (i & 15);
+        const LinearPart &p = a.part[part];
+        if (col >= p.n) continue;
+        float y;
+        one_sum<1>(half + (i >> 4) * pitch + (i & 15), 0, a.segs, &y);
+        linear_store(p, 0, col, y, base || i >= ONE_THREADS ? linear_res(p, 0, col) : res);
+    }
+}
+template <class U> __device__ __forceinline__ float one_res(const OneWork<U> &work) {
+    const int i = threadIdx.x;
+    if (work.g.glu || i >= min(work.g.tiles, work.count) * 16) return 0.0f;
+    int tile, part = work.part_tile(i >> 4, tile), col = tile * 16 + (i & 15);
+    return col < work.a.part[part].n ? linear_res(work.a.part[part], 0, col) : 0.0f;
+}
+
+/* Persistent over its tiles. Warps fetch pairs of units ahead by bulk copies, each through its own ring, filled before the dependency wait; p's of a pass
+ * stay in shared memory until all are there, then all threads add them. Passes alternate between two halves of that memory, so that one barrier a pass
+ * suffices. Traffic: every weight byte once; activations once a block. */
+template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_one(const __grid_constant__ LinearArgs a, const __grid_constant__ OneShape g) {
+    extern __shared__ __align__(128) uint8_t sm[];
+    constexpr int PAIR = 2 * U::UNIT;
+    constexpr Form F = U::FORM;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth;
+    const OneWork<U> work(a, g, warp);
+    const int pairs = work.pairs, pitch = pairs * 32 + 16; /* of a tile's p's; two tiles lie in separate banks */
+    float *boxes = (float *)(sm + (size_t)W * D * PAIR), *parts = boxes + W * 256;
+    uint8_t *codes = (uint8_t *)(parts + (size_t)(work.count > g.tiles ? 2 : 1) * g.tiles * pitch);
+    float *delta = (float *)(codes + pairs * 512), *sum = delta + (F == FORM_S1M || F == FORM_S2M) * pairs * 16, *low = sum + (F == FORM_S2M) * pairs * 16;
+    uint64_t *full = (uint64_t *)(low + pairs * 16) + warp * D;
+    uint8_t *ring = sm + (size_t)warp * D * PAIR;
+    uintptr_t src = 0; /* lane l: of the warp's pair k with k % 32 == l that is to be asked for next */
+    const auto ask = [&](int k, int slot) { /* the pair k into a slot; by the whole warp, k ascending */
+        if (!(k & 31) && k) src = work.source(k + lane);
+        if (lane != (k & 31) || !src) return;
+        const int bytes = src & 1 ? U::UNIT : PAIR;
+        bar_expect(full + slot, bytes);
+        bulk_copy(ring + slot * PAIR, (const void *)(src & ~(uintptr_t)1), bytes, full + slot);
+        bar_issued(full + slot);
+    };
+    if (warp < W) {
+        if (lane < D) bar_init(full + lane, 1);
+        bar_fence();
+        __syncwarp();
+        src = work.early(lane);
+        for (int k = 0; k < D; k++) ask(k, k);
+    }
+    pdl_trigger();
+    if (a.norm.x) one_norm<F>(a, {codes, delta, sum, low}, parts);
+    else {
+        pdl_wait();
+        stage_acts<1, U::FORM>(a, codes, delta, sum, low);
+    }
+    const float res = one_res(work); /* on its way while the products are made */
+    __syncthreads();
+    OneActs<U> x;
+    const uint32_t zero = (uint32_t)lane * (uint32_t)(a.rows - 1); /* one row; the compiler does not know */
+    int k = 0, slot = 0, phase = 0, now = -1;
+    for (int base = 0, pass = 0; base < work.count; base += g.tiles, pass++) {
+        const int n = min(g.tiles, work.count - base);
+        float *half = parts + (size_t)(pass & 1) * g.tiles * pitch;
+        if (warp < W) {
+            int i, to;
+            work.run(n, i, to);
+            int pair = pass ? i / n : one_quotient(i, work.by_first()), t = i - pair * n;
+#pragma unroll 1
+            for (; i < to; i++, k++) {
+                if (pair != now) { x.load(codes + pair * 512, lane); now = pair; }
+                bar_wait(full + slot, phase);
+                const float p = one_fold<U>(ring + slot * PAIR, x, delta + pair * 16, sum + pair * 16, low + pair * 16, boxes + warp * 256, lane, zero, [&]() {
+                    __syncwarp(); /* the pair is in registers */
+                    ask(k + D, slot);
+                });
+                half[t * pitch + pair * 32 + lane] = p;
+                if (++t == n) { t = 0; pair++; }
+                if (++slot == D) { slot = 0; phase ^= 1; }
+            }
+        }
+        __syncthreads();
+        one_finish(work, base, n, half, pitch, res);
+    }
+}
+
+inline void one_divisors(OneShape &g) {
+    const int fours = g.glu ? 4 : 1;
+    g.by_warps = one_reciprocal(g.warps);
+    for (int i = 0; i < 2; i++) {
+        const int n = (g.per + 1 - i) * fours;
+        g.by_tiles[i] = one_reciprocal(n < g.tiles ? n : g.tiles);
+    }
+}
+/* bytes; `all` tiles (GLU: fours) over `blocks` */
+template <class U> inline size_t one_shared(const OneShape &g, int segs, int blocks, int all) {
+    const size_t pairs = (size_t)(segs + 1) / 2;
+    const int most = (all + blocks - 1) / blocks * (g.glu ? 4 : 1);
+    return (size_t)g.warps * g.depth * (2 * U::UNIT + 8) + (size_t)g.warps * 1024 + (most > g.tiles ? 2 : 1) * (size_t)g.tiles * (pairs * 32 + 16) * 4 + pairs * (512 + (1 + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) + (U::FORM == FORM_S2M)) * 64);
+}
+
+} // namespace bw
+#endif

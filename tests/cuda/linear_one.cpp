@@ -1,0 +1,179 @@
+/* k_linear_one in emulation against plain loops over the same units, bit for bit. usage: linear_one. The sources are made by
+ * test_cuda_emulated_linear.py from libbw24/cu. */
+#include "emulate.h"
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
+#include "op_linear_one.cuh"
+
+using namespace bw;
+
+static uint64_t state = 7;
+static uint32_t random32() { state = state * 6364136223846793005ull + 1442695040888963407ull; return (uint32_t)(state >> 32); }
+static float unit() { return (float)(int)(random32() >> 8) * 0x1p-23f - 1.0f; }
+static int bad;
+
+static void put_half(uint8_t *at) { __half h = __float2half_rn(0.01f + 0.005f * unit()); memcpy(at, &h, 2); }
+/* the scales of 16 rows, finite */
+template <class U> void fill_scales(uint8_t *s) {
+    for (int i = 0; i < U::SCALE; i++) s[i] = (uint8_t)random32();
+    if (U::SCALE >= 1024)
+        for (int i = 0; i < U::SCALE / 4; i++) { float v = 0.01f * unit(); memcpy(s + 4 * i, &v, 4); }
+    else if (std::is_same_v<U, U_NVFP4>)
+        for (int i = 0; i < U::SCALE; i++) s[i] &= 0x3f;
+    for (int r = 0; r < 16; r++) {
+        if (std::is_same_v<U, U_Q4_K>) { put_half(s + r * 8); put_half(s + r * 8 + 2); }
+        if (std::is_same_v<U, U_Q6_K>) put_half(s + 256 + r * 2);
+        if (std::is_same_v<U, U_Q8_0> || std::is_same_v<U, U_Q4_0>) for (int k = 0; k < 8; k++) put_half(s + r * 16 + 2 * k);
+        if (std::is_same_v<U, U_IQ4_XS>) for (int k = 0; k < 4; k++) put_half(s + r * 16 + 4 * k);
+    }
+}
+
+struct Part { std::vector<uint8_t> w; std::vector<float> bias, res, y, want; float scale; int n; };
+
+struct Row {
+    std::vector<int8_t> q;
+    std::vector<float> f[3];
+    Acts a;
+    explicit Row(int cols) {
+        q.assign(8 * cols, 0);
+        for (auto &x : f) x.assign(cols / 4, 0.0f);
+        a = {q.data(), f[0].data(), f[1].data(), f[2].data(), 8, cols};
+    }
+    void quantise(const std::vector<float> &x, int *fault) {
+        emu::launch([&] { for (int g = 0; g < a.cols / 32; g++) quant_group(a, 0, g, threadIdx.x, g * 32 + (int)threadIdx.x < (int)x.size() ? x[g * 32 + threadIdx.x] : 0.0f, fault, 0); }, dim3(1), 32);
+    }
+    bool operator==(const Row &o) const {
+        if (q != o.q) return false;
+        for (int i = 0; i < 3; i++) if (memcmp(f[i].data(), o.f[i].data(), f[i].size() * 4)) return false;
+        return true;
+    }
+};
+
+/* output n of a part, before scale */
+template <class U> float plain(const Part &m, int segs, int n, const Acts &x) {
+    float y = 0.0f;
+    for (int seg = 0; seg < segs; seg++) {
+        const uint8_t *u = m.w.data() + ((size_t)(n / 16) * segs + seg) * U::UNIT;
+        const int r16 = n % 16;
+        float p = 0.0f;
+        for (int g = 0; g < 8 && seg * 8 + g < x.cols / 32; g++) {
+            int lo = 0, hi = 0;
+            const int8_t *q = x.q + (seg * 8 + g) * 32;
+            for (int tig = 0; tig < 4; tig++) {
+                typename U::Pack pk = U::template load_pack<true>(u + (g >> 2) * U::HALF, (g & 3) / U::GP, r16 >> 3, (r16 & 7) * 4 + tig);
+                uint32_t l, h;
+                U::unpack(pk, (g & 3) % U::GP, l, h);
+                for (int b = 0; b < 4; b++) {
+                    int cl = U::UNSIGNED ? (int)(l >> 8 * b & 255) : (int8_t)(l >> 8 * b), ch = U::UNSIGNED ? (int)(h >> 8 * b & 255) : (int8_t)(h >> 8 * b);
+                    lo += cl * q[tig * 8 + b]; /* stored words: 0 4 1 5 .. */
+                    hi += ch * q[tig * 8 + 4 + b];
+                }
+            }
+            float a[2], b[2], m0[2], m1[2];
+            const typename U::Pair s = U::fetch(u + 2 * U::HALF, r16, g >> 1);
+            U::pair(s, g >> 1, a, b);
+            unit_mins<U>(s, m0, m1);
+            const int e = g & 1;
+            const size_t at = (size_t)(seg * 8 + g) * x.ld;
+            const bool halves = U::FORM == FORM_S2 || U::FORM == FORM_S2M;
+            float t = a[e] * (float)(halves ? lo : lo + hi);
+            if (U::FORM == FORM_S1M) t = fmaf(b[e], x.sum[at], t);
+            if (halves) t = fmaf(b[e], (float)hi, t);
+            if (U::FORM == FORM_S2M) t = fmaf(m1[e], x.sum[at] - x.low[at], fmaf(m0[e], x.low[at], t));
+            p = fmaf(x.delta[at], t, p);
+        }
+        y = y + p;
+    }
+    return y;
+}
+
+struct Case { int cols, n[3]; bool glu, norm, res, bias; OneShape shape; int blocks; };
+
+template <class U> void check(const char *name, const Case &c) {
+    const int segs = (c.cols + 255) / 256, parts = c.glu ? 2 : c.n[2] ? 3 : c.n[1] ? 2 : 1;
+    int fault = NO_FAULT;
+    std::vector<Part> m;
+    LinearArgs a = {};
+    Row x(c.cols), xo((c.n[0] + 31) / 32 * 32), xw((c.n[0] + 31) / 32 * 32);
+    std::vector<float> in(c.cols), nw(c.cols), ny(c.cols), nwant(c.cols);
+    for (float &v : in) v = 2 * unit();
+    for (float &v : nw) v = 1 + 0.2f * unit();
+    for (int i = 0; i < parts; i++) {
+        Part p;
+        p.n = c.n[i]; p.scale = 0.25f + 0.1f * i;
+        const int blocks = (p.n + 31) / 32;
+        p.w.assign((size_t)2 * blocks * segs * U::UNIT, 0);
+        for (size_t u = 0; u < p.w.size() / U::UNIT; u++) {
+            uint8_t *at = p.w.data() + u * U::UNIT;
+            if (c.cols / 32 - (int)(u % segs) * 8 >= 8)
+                for (int k = 0; k < 2 * U::HALF; k++) at[k] = (uint8_t)random32();
+            fill_scales<U>(at + 2 * U::HALF);
+        }
+        for (int k = 0; k < p.n; k++) { p.bias.push_back(unit()); p.res.push_back(unit()); }
+        p.y.assign(p.n, -7.0f);
+        m.push_back(p);
+    }
+    for (int i = 0; i < parts; i++) {
+        Part &p = m[i];
+        a.part[i] = {p.w.data(), c.bias ? p.bias.data() : NULL, c.res ? p.res.data() : NULL, p.y.data(), p.scale, p.n, (p.n + 31) / 32};
+        a.blocks += c.glu && i ? 0 : a.part[i].blocks;
+    }
+    a.n_parts = parts; a.rows = 1; a.segs = segs; a.fault = &fault;
+    if (c.norm) { /* plain text of docs/numerics.md §4 */
+        float total = 0.0f;
+        for (int s = 0; s < segs; s++) {
+            float v[32] = {0};
+            for (int k = s * 256; k < min(c.cols, s * 256 + 256); k++) v[k % 32] = fmaf(in[k], in[k], v[k % 32]);
+            for (int o = 16; o; o >>= 1) { float t[32]; for (int l = 0; l < 32; l++) t[l] = v[l] + v[l ^ o]; memcpy(v, t, sizeof v); }
+            total = total + v[0];
+        }
+        const float r = 1.0f / sqrtf(total / (float)c.cols + 1e-6f);
+        for (int k = 0; k < c.cols; k++) nwant[k] = (in[k] * r) * nw[k];
+        x.quantise(nwant, &fault);
+        a.norm = {in.data(), nw.data(), ny.data(), 1e-6f, 0, 0};
+    } else x.quantise(in, &fault);
+    a.x = x.a;
+    std::vector<float> act;
+    for (int i = 0; i < parts; i++)
+        for (int k = 0; k < m[i].n; k++) {
+            float v = plain<U>(m[i], segs, k, x.a) * m[i].scale;
+            if (c.bias) v = v + m[i].bias[k];
+            if (c.res) v = m[i].res[k] + v;
+            m[i].want.push_back(v);
+        }
+    if (c.glu) {
+        for (int k = 0; k < m[0].n; k++) { float g = m[0].want[k]; m[0].want[k] = bw_silu(g) * m[1].want[k]; }
+        xw.quantise(m[0].want, &fault);
+        a.xo = xo.a;
+    }
+    if (c.norm) a.x.q = NULL;
+    OneShape g = c.shape;
+    const int all = c.glu ? a.blocks : 2 * a.blocks;
+    g.per = all / c.blocks; g.more = all % c.blocks;
+    one_divisors(g);
+    if (one_shared<U>(g, segs, c.blocks, all) > sizeof emu::shared) { printf("FAIL %s: shared memory\n", name); bad = 1; return; }
+    emu::launch([=] { k_linear_one<U>(a, g); }, dim3(c.blocks), ONE_THREADS);
+    bool ok = !c.norm || !memcmp(ny.data(), nwant.data(), c.cols * 4);
+    for (int i = 0; i < (c.glu ? 1 : parts); i++) ok &= !memcmp(m[i].y.data(), m[i].want.data(), m[i].n * 4);
+    if (c.glu) ok &= xo == xw;
+    printf("%s %s cols %d n %d %d %d\n", ok ? "PASS" : "FAIL", name, c.cols, c.n[0], c.n[1], c.n[2]);
+    bad |= !ok;
+}
+
+template <class U> void type(const char *name) {
+    check<U>(name, {1024, {96, 0, 0}, false, false, true, false, {4, 2, 3, 0}, 2});          /* passes, a residual */
+    check<U>(name, {672, {80, 32, 100}, false, true, false, true, {5, 1, 16, 0}, 3});        /* norm, parts, an odd number of segments, the last one short */
+    check<U>(name, {512, {96, 96, 0}, true, true, false, false, {3, 3, 4, 1}, 2});           /* GLU in passes */
+    check<U>(name, {2304, {32, 0, 0}, false, false, false, false, {2, 2, 2, 0}, 3});         /* a block without a tile */
+}
+
+int main() {
+    type<U_Q4_K>("Q4_K");
+    type<U_NVFP4>("NVFP4");
+    type<U_Q8_0>("Q8_0");
+    type<U_Q4_0>("Q4_0");
+    type<U_IQ4_XS>("IQ4_XS");
+    type<U_Q6_K>("Q6_K");
+    type<U_INT8>("INT8");
+    type<U_INT8H>("INT8H");
+    return bad;
+}

@@ -1,0 +1,55 @@
+"""LINEAR of one row without a card, as test_cuda_emulated.py has ATTEND: k_linear_one gives the bits of plain loops for every unit of weights."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from test_cuda_emulated import BARRIERS, CU, END, ROOT, compiler_words, emulated
+
+PRODUCTS = """template <bool UNSIGNED = false>
+inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+    emu::mma_s8(c, a, b, UNSIGNED);
+}
+"""
+
+
+def without_ptx(text: str) -> str:
+    text = re.sub(r'asm volatile\("ld\.relaxed[^\n]*', "memcpy(v, p, 16);", text)
+    text = re.sub(r'asm volatile\((?:"[^"\n]*"|[^;"])*\);', ";", text)
+    return re.sub(r"extern __shared__[^;]*?(\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emu::shared;", text).replace("__grid_constant__", "")
+
+
+def source(name: str) -> str:
+    """A source with its PTX replaced; of op_linear what one row needs."""
+    text = (CU / f"{name}.cuh").read_text(encoding="utf-8")
+    if name == "device":
+        return without_ptx(emulated(name))
+    if name == "unit":
+        text = re.sub(r'uint32_t v;\n    asm\("prmt.*?return v;', "return emu::prmt(a, b, sel);", text, flags=re.S)
+        return re.sub(r'uint(\d) v;\n    asm volatile\("ld\.global.*?return v;', r"return *(const uint\1 *)p;", text, flags=re.S)
+    if name == "op_linear":
+        barriers = BARRIERS[: BARRIERS.index("inline void mma32")]
+        norm = text.index("/* R rows of activations into shared memory"), text.index("struct SmallShape")
+        parts = text.index("/* the part that tile block tb belongs to"), text.index("/* The units that consumer warp")
+        text = text[: text.index("/* ---- mbarriers and bulk copies")] + barriers + PRODUCTS + text[slice(*norm)] + text[slice(*parts)] + END
+    return without_ptx(text)
+
+
+def build(folder: Path) -> Path:
+    words = compiler_words(folder)
+    for name in ("device", "unit", "op_linear", "op_linear_one"):
+        (folder / f"{name}.cuh").write_text(source(name), encoding="utf-8")
+    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "linear_one.cpp"), "-o", str(folder / "one")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "one"
+
+
+def test_one_row_has_the_plain_loops_bits(tmp_path):
+    done = subprocess.run([str(build(tmp_path))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 32
