@@ -19,7 +19,8 @@ inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, ui
 
 
 def without_ptx(text: str) -> str:
-    text = re.sub(r'asm volatile\("ld\.relaxed[^\n]*', "memcpy(v, p, 16);", text)
+    text = re.sub(r'asm volatile\("ld\.relaxed\.gpu\.global\.v4[^\n]*', "memcpy(v, p, 16);", text)
+    text = re.sub(r'asm volatile\("ld\.relaxed\.gpu\.global\.f32[^\n]*', "*v = *p; }", text)
     text = re.sub(r'asm volatile\((?:"[^"\n]*"|[^;"])*\);', ";", text)
     return re.sub(r"extern __shared__[^;]*?(\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emu::shared;", text).replace("__grid_constant__", "")
 

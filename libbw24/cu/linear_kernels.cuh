@@ -38,7 +38,7 @@ template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, Lin
 }
 
 /* One row: the widest block whose rings are two pairs deep, then deeper ones. Tiles of a pass: all of a block's, or as many as fit. */
-enum { ONE_DEEPEST = 2 };
+enum { ONE_DEEPEST = 2, ONE_EARLY = 8 };
 template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, size_t limit) {
     const int step = g.glu ? 4 : 1, most = (all + blocks - 1) / blocks * step, least = most < 8 ? most : 8;
     for (g.tiles = most < 64 ? most : 64; g.tiles >= least; g.tiles -= step)
@@ -46,7 +46,7 @@ template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, 
     return false;
 }
 template <class U> OneShape one_shape(const Queue &q, int segs, int all, bool glu) {
-    OneShape g = {ONE_WARPS, 2, 0, glu, all / q.sms, all % q.sms, 0, {0, 0}};
+    OneShape g = {ONE_WARPS, 2, 0, glu, ONE_EARLY, all / q.sms, all % q.sms, 0, {0, 0}};
     bool fits = false;
     for (g.depth = ONE_DEEPEST; g.depth && !fits; g.depth -= !fits)
         for (g.warps = ONE_WARPS; g.warps >= (g.depth > 1 ? ONE_WARPS / 2 : 1) && !fits; g.warps -= !fits) fits = one_fits_in<U>(g, segs, q.sms, all, (size_t)q.shared_max);
@@ -58,7 +58,7 @@ template <class U> OneShape one_shape(const Queue &q, int segs, int all, bool gl
     return g;
 }
 template <class U> bool one_fits(const Queue &q, int segs) {
-    const OneShape g = {1, 1, 4, 1, 0, 0, 0, {0, 0}};
+    const OneShape g = {1, 1, 4, 1, 0, 0, 0, 0, {0, 0}};
     return one_shared<U>(g, segs, 1, 2) <= (size_t)q.shared_max;
 }
 template <class U> void one_launch(Queue &q, const LinearArgs &a, bool glu) {

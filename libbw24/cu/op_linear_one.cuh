@@ -18,6 +18,7 @@ struct OneShape {
     int depth; /* pairs of units of a warp's ring, at most 32 */
     int tiles; /* tiles of 16 outputs of a pass; with GLU a multiple of 4 */
     int glu;   /* tiles come in fours: two of gate, two of up */
+    int early; /* warps that ask for their first pair before the dependency wait: what all of a block's warps ask for takes microseconds, and the input queues behind it */
     int per, more; /* tiles (GLU: fours) of a block; the first `more` blocks have one more */
     uint32_t by_warps, by_tiles[2]; /* one_reciprocal of warps, and of the tiles of the first pass in a block with one more tile and in the others */
 };
@@ -230,6 +231,7 @@ __device__ __forceinline__ float one_fold(const uint8_t *w, const OneActs<U> &x,
 __device__ __forceinline__ void load_early(const float *p, float *v) {
     asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
 }
+__device__ __forceinline__ void load_one(const float *p, float *v) { asm volatile("ld.relaxed.gpu.global.f32 %0,[%1];" : "=f"(*v) : "l"(p) : "memory"); }
 __device__ __forceinline__ void eight_fresh(const float *p, float *v) {
     const float4 x = __ldcg((const float4 *)p), y = __ldcg((const float4 *)p + 1);
     v[0] = x.x; v[1] = x.y; v[2] = x.z; v[3] = x.w; v[4] = y.x; v[5] = y.y; v[6] = y.z; v[7] = y.w;
@@ -253,7 +255,7 @@ template <Form F> __device__ __forceinline__ void one_put(const LinearArgs &a, c
     *(float4 *)(a.norm.y + c) = make_float4(v[0], v[1], v[2], v[3]);
     *(float4 *)(a.norm.y + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
-template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part) {
+template <Form F, class Rest> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part, Rest rest) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = a.x.cols, S = a.segs;
     const float *x = a.norm.x;
     float w[2][8], v[2][8], t[2][8], p[2];
@@ -261,17 +263,21 @@ template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, 
     for (int i = 0; i < 2; i++) {
         const int c = (warp + i * ONE_WARPS) * 256 + lane * 8;
 #pragma unroll
-        for (int j = 0; j < 8; j++) { w[i][j] = 1.0f; v[i][j] = 0.0f; }
+        for (int j = 0; j < 8; j++) { w[i][j] = 1.0f; v[i][j] = t[i][j] = 0.0f; }
+        if (i && S <= ONE_WARPS) break;
         if (a.norm.w && c < n) { load_early(a.norm.w + c, w[i]); load_early(a.norm.w + c + 4, w[i] + 4); }
     }
     pdl_wait();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int s = (warp + i * ONE_WARPS) * 256;
+        if (i && S <= ONE_WARPS) break;
 #pragma unroll
-        for (int j = 0; j < 8; j++) t[i][j] = s + j * 32 < n ? __ldcg(x + s + j * 32 + lane) : 0.0f;
-        if (s + lane * 8 < n) eight_fresh(x + s + lane * 8, v[i]);
+        for (int j = 0; j < 8; j++)
+            if (s + j * 32 < n) load_one(x + s + j * 32 + lane, &t[i][j]);
+        if (s + lane * 8 < n) { load_early(x + s + lane * 8, v[i]); load_early(x + s + lane * 8 + 4, v[i] + 4); }
     }
+    rest();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         p[i] = 0.0f;
@@ -323,6 +329,34 @@ template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, 
     }
 }
 
+/* The row as it was quantised before. rest() is called between the first loads and the wait for them */
+template <Form F, class Rest> __device__ __forceinline__ void one_stage(const LinearArgs &a, const OneRow &o, Rest rest) {
+    constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M, LOWS = F == FORM_S2M;
+    const int cols = a.x.cols, S8 = a.segs * 8;
+    pdl_wait();
+    for (int i = threadIdx.x; i < cols / 16; i += ONE_THREADS) cp16(o.codes + i * 16, a.x.q + i * 16);
+    asm volatile("cp.async.commit_group;");
+    float d = 0.0f, m = 0.0f, z = 0.0f;
+    const auto get = [&](int i) {
+        const size_t at = (size_t)i * a.x.ld;
+        d = m = z = 0.0f;
+        if (i >= cols / 32) return;
+        load_one(a.x.delta + at, &d);
+        if (SUMS) load_one(a.x.sum + at, &m);
+        if (LOWS) load_one(a.x.low + at, &z);
+    };
+    int i = threadIdx.x;
+    get(i);
+    rest();
+#pragma unroll 1
+    for (; i < S8; i += ONE_THREADS, get(i)) {
+        o.delta[i] = d;
+        if (SUMS) o.sum[i] = m;
+        if (LOWS) o.low[i] = z;
+    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
 /* y from +0, segments ascending, of N rows of p's at distance `apart`: all values of a round are under way before one is added */
 template <int N> __device__ __forceinline__ void one_sum(const float *ps, int apart, int segs, float *y) {
     enum { ROUND = 16 / N };
@@ -347,8 +381,13 @@ template <int N> __device__ __forceinline__ void one_sum(const float *ps, int ap
         for (int i = 0; i < N; i++) y[i] = y[i] + ps[i * apart];
 }
 
-/* Sums of a pass of n tiles from `base` on, and what follows them. res: of the thread's output in the first pass */
-template <class U> __device__ __forceinline__ void one_finish(const OneWork<U> &work, int base, int n, const float *half, int pitch, float res) {
+/* Where the outputs of the first pass go, looked up while the input is on its way: one a thread, read by the same thread. -0 is added where there is no
+ * bias: it changes nothing. y NULL: past the matrix */
+enum { ONE_OUTS = 256 };
+struct OneOut { float *y; float scale, bias; };
+
+/* Sums of a pass of n tiles from `base` on, and what follows them. res: what the thread's output of the first pass is added to, or -0 */
+template <class U> __device__ __forceinline__ void one_finish(const OneWork<U> &work, int base, int n, const float *half, int pitch, const OneOut *outs, float res) {
     const LinearArgs &a = work.a;
     const int lane = threadIdx.x & 31;
     if (work.g.glu) { /* 32 outputs are four tiles; a warp takes the gate and the up of its 32 */
@@ -362,20 +401,44 @@ template <class U> __device__ __forceinline__ void one_finish(const OneWork<U> &
         }
         return;
     }
-    for (int i = threadIdx.x; i < n * 16; i += ONE_THREADS) {
+    int i = threadIdx.x;
+    if (!base && i < ONE_OUTS && i < n * 16) {
+        const OneOut o = outs[i];
+        float y;
+        one_sum<1>(half + (i >> 4) * pitch + (i & 15), 0, a.segs, &y);
+        y = y * o.scale;
+        y = y + o.bias;
+        if (o.y) *o.y = res + y;
+        i += ONE_THREADS;
+    }
+#pragma unroll 1
+    for (; i < n * 16; i += ONE_THREADS) {
         int tile, part = work.part_tile(base + (i >> 4), tile), col = tile * 16 + (i & 15);
         const LinearPart &p = a.part[part];
         if (col >= p.n) continue;
+        const float r = linear_res(p, 0, col);
         float y;
         one_sum<1>(half + (i >> 4) * pitch + (i & 15), 0, a.segs, &y);
-        linear_store(p, 0, col, y, base || i >= ONE_THREADS ? linear_res(p, 0, col) : res);
+        linear_store(p, 0, col, y, r);
     }
 }
-template <class U> __device__ __forceinline__ float one_res(const OneWork<U> &work) {
+template <class U> __device__ __forceinline__ float one_res(const OneWork<U> &work, OneOut *outs) {
     const int i = threadIdx.x;
-    if (work.g.glu || i >= min(work.g.tiles, work.count) * 16) return 0.0f;
+    float res = -0.0f;
+    if (work.g.glu || i >= ONE_OUTS || i >= min(work.g.tiles, work.count) * 16) return res;
     int tile, part = work.part_tile(i >> 4, tile), col = tile * 16 + (i & 15);
-    return col < work.a.part[part].n ? linear_res(work.a.part[part], 0, col) : 0.0f;
+    const LinearPart &p = work.a.part[part];
+    const bool in = col < p.n;
+    if (in && p.res) load_one(p.res + col, &res);
+    outs[i] = {in ? p.y + col : NULL, p.scale, in && p.bias ? __ldg(p.bias + col) : -0.0f};
+    return res;
+}
+
+/* Each warp reads another line of the arguments, so that they come to the constant cache at once and not one after the other as they are wanted */
+__device__ __forceinline__ void one_arguments(const LinearArgs &a, const OneShape &g, int warp) {
+    enum { WORDS = sizeof(LinearArgs) / 4, LINE = 16 };
+    const uint32_t v = warp * LINE < WORDS ? ((const uint32_t *)&a)[warp * LINE] : (uint32_t)g.by_tiles[1];
+    asm volatile("" ::"r"(v));
 }
 
 /* Persistent over its tiles. Warps fetch pairs of units ahead by bulk copies, each through its own ring, filled before the dependency wait; p's of a pass
@@ -386,16 +449,17 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
     constexpr int PAIR = 2 * U::UNIT;
     constexpr Form F = U::FORM;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth;
+    one_arguments(a, g, warp);
     const OneWork<U> work(a, g, warp);
     const int pairs = work.pairs, pitch = pairs * 32 + 16; /* of a tile's p's; two tiles lie in separate banks */
     float *boxes = (float *)(sm + (size_t)W * D * PAIR), *parts = boxes + W * 256;
     uint8_t *codes = (uint8_t *)(parts + (size_t)(work.count > g.tiles ? 2 : 1) * g.tiles * pitch);
     float *delta = (float *)(codes + pairs * 512), *sum = delta + (F == FORM_S1M || F == FORM_S2M) * pairs * 16, *low = sum + (F == FORM_S2M) * pairs * 16;
-    uint64_t *full = (uint64_t *)(low + pairs * 16) + warp * D;
+    OneOut *outs = (OneOut *)(low + pairs * 16);
+    uint64_t *full = (uint64_t *)(outs + ONE_OUTS) + warp * D;
     uint8_t *ring = sm + (size_t)warp * D * PAIR;
     uintptr_t src = 0; /* lane l: of the warp's pair k with k % 32 == l that is to be asked for next */
     const auto ask = [&](int k, int slot) { /* the pair k into a slot; by the whole warp, k ascending */
-        if (!(k & 31) && k) src = work.source(k + lane);
         if (lane != (k & 31) || !src) return;
         const int bytes = src & 1 ? U::UNIT : PAIR;
         bar_expect(full + slot, bytes);
@@ -407,15 +471,18 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
         bar_fence();
         __syncwarp();
         src = work.early(lane);
-        for (int k = 0; k < D; k++) ask(k, k);
+        if (warp < g.early) ask(0, 0);
     }
     pdl_trigger();
-    if (a.norm.x) one_norm<F>(a, {codes, delta, sum, low}, parts);
-    else {
-        pdl_wait();
-        stage_acts<1, U::FORM>(a, codes, delta, sum, low);
-    }
-    const float res = one_res(work); /* on its way while the products are made */
+    float res;
+    const auto rest = [&]() { /* behind the loads of the input */
+        if (warp < W)
+#pragma unroll 1
+            for (int k = warp < g.early; k < D; k++) ask(k, k);
+        res = one_res(work, outs);
+    };
+    if (a.norm.x) one_norm<F>(a, {codes, delta, sum, low}, parts, rest);
+    else one_stage<F>(a, {codes, delta, sum, low}, rest);
     __syncthreads();
     OneActs<U> x;
     const uint32_t zero = (uint32_t)lane * (uint32_t)(a.rows - 1); /* one row; the compiler does not know */
@@ -433,6 +500,7 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
                 bar_wait(full + slot, phase);
                 const float p = one_fold<U>(ring + slot * PAIR, x, delta + pair * 16, sum + pair * 16, low + pair * 16, boxes + warp * 256, lane, zero, [&]() {
                     __syncwarp(); /* the pair is in registers */
+                    if (!((k + D) & 31)) src = work.source(k + D + lane);
                     ask(k + D, slot);
                 });
                 half[t * pitch + pair * 32 + lane] = p;
@@ -441,7 +509,7 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
             }
         }
         __syncthreads();
-        one_finish(work, base, n, half, pitch, res);
+        one_finish(work, base, n, half, pitch, outs, res);
     }
 }
 
@@ -457,7 +525,7 @@ inline void one_divisors(OneShape &g) {
 template <class U> inline size_t one_shared(const OneShape &g, int segs, int blocks, int all) {
     const size_t pairs = (size_t)(segs + 1) / 2;
     const int most = (all + blocks - 1) / blocks * (g.glu ? 4 : 1);
-    return (size_t)g.warps * g.depth * (2 * U::UNIT + 8) + (size_t)g.warps * 1024 + (most > g.tiles ? 2 : 1) * (size_t)g.tiles * (pairs * 32 + 16) * 4 + pairs * (512 + (1 + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) + (U::FORM == FORM_S2M)) * 64);
+    return (size_t)g.warps * g.depth * (2 * U::UNIT + 8) + (size_t)g.warps * 1024 + (most > g.tiles ? 2 : 1) * (size_t)g.tiles * (pairs * 32 + 16) * 4 + pairs * (512 + (1 + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) + (U::FORM == FORM_S2M)) * 64) + ONE_OUTS * sizeof(OneOut);
 }
 
 } // namespace bw
