@@ -11,14 +11,14 @@
 
 namespace bw {
 
-enum { ONE_THREADS = 512, ONE_WARPS = ONE_THREADS / 32 };
+enum { ONE_THREADS = 512, ONE_WARPS = ONE_THREADS / 32, ONE_BARS = 1024 }; /* ONE_BARS: bytes of shared memory for the barriers of the rings */
 
 struct OneShape {
     int warps; /* warps that fold */
     int depth; /* pairs of units of a warp's ring, at most 32 */
     int tiles; /* tiles of 16 outputs of a pass; with GLU a multiple of 4 */
     int glu;   /* tiles come in fours: two of gate, two of up */
-    int early; /* warps that ask for their first pair before the dependency wait: what all of a block's warps ask for takes microseconds, and the input queues behind it */
+    int early; /* warps that ask for their first pair before the dependency wait: the input queues behind what is asked for, which takes microseconds */
     int per, more; /* tiles (GLU: fours) of a block; the first `more` blocks have one more */
     uint32_t by_warps, by_tiles[2]; /* one_reciprocal of warps, and of the tiles of the first pass in a block with one more tile and in the others */
 };
@@ -57,7 +57,7 @@ template <class U> struct OneWork {
         int tile, p = part_tile(t, tile);
         return (uintptr_t)(a.part[p].w + ((size_t)tile * a.segs + 2 * pair) * U::UNIT) | (2 * pair + 1 == a.segs);
     }
-    /* of the warp's k-th pair; 0: no such pair. The second is the short way for the first pass */
+    /* of the warp's k-th pair; 0: no such pair. early: the short way for the first pass, 0 for the others */
     __device__ __forceinline__ uintptr_t source(int k) const {
         int from, to, base = 0, n = min(g.tiles, count);
         run(n, from, to);
@@ -74,7 +74,7 @@ template <class U> struct OneWork {
     __device__ __forceinline__ uintptr_t early(int k) const {
         int from, to, n = min(g.tiles, count);
         run(n, from, to);
-        if (from + k >= to) return count > n ? source(k) : 0;
+        if (from + k >= to) return 0;
         const int pair = one_quotient(from + k, by_first());
         return address(pair, from + k - pair * n);
     }
@@ -106,9 +106,9 @@ template <class U> struct OneActs {
 };
 
 /* The integers of a lane: of unit u, row gid + 8r, as floats: groups 2 tig and 2 tig + 1 (halves: v[u][r][0..3] = first and second half of each).
- * The units go side by side, so that one's mma hide the other's; with four sets of accumulators one after the other. */
+ * The units go side by side, so that one's mma hide the other's; with values looked up apart one after the other, for want of registers. */
 template <class U, class Read> __device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, int lane, uint32_t zero, float (*v)[2][4], Read read) {
-    constexpr bool HALVES = OneActs<U>::HALVES, APART = U::APART, TURNS = HALVES && APART, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
+    constexpr bool HALVES = OneActs<U>::HALVES, APART = U::APART, TURNS = APART, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
     constexpr int SETS = HALVES ? 2 : 1, PACKS = 2 * U::PACKS;
     typename U::Pack pk[2][2][PACKS];
     int c[2][SETS][4], less[2][SETS][4];
@@ -173,7 +173,8 @@ __device__ __forceinline__ void eight(const float *p, float *v) {
 /* p of the lane's row (lane % 16) in unit lane / 16 of the pair at w. delta, sum, low: of the two segments, 16 values each.
  * read() is called by the whole warp once the pair is not read again */
 template <class U, class Read>
-__device__ __forceinline__ float one_fold(const uint8_t *w, const OneActs<U> &x, const float *delta, const float *sum, const float *low, float *box, int lane, uint32_t zero, Read read) {
+__device__ __forceinline__ float one_fold(const uint8_t *w, const OneActs<U> &x, const float *delta, const float *sum, const float *low, float *box, int lane,
+                                          uint32_t zero, Read read) {
     constexpr Form F = U::FORM;
     const int gid = lane >> 2, tig = lane & 3, seg = lane >> 4;
     float v[2][2][4], t[2][2][2], mine[8], p = 0.0f, d[8];
@@ -255,29 +256,35 @@ template <Form F> __device__ __forceinline__ void one_put(const LinearArgs &a, c
     *(float4 *)(a.norm.y + c) = make_float4(v[0], v[1], v[2], v[3]);
     *(float4 *)(a.norm.y + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
-template <Form F, class Rest> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part, Rest rest) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = a.x.cols, S = a.segs;
-    const float *x = a.norm.x;
-    float w[2][8], v[2][8], t[2][8], p[2];
+struct OneLoads { float w[2][8], v[2][8], t[2][8]; }; /* weights, values as 8 columns a lane, values as strands; of a row that is quantised: t[0] */
+__device__ __forceinline__ void one_weights(const LinearArgs &a, OneLoads &l) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int c = (warp + i * ONE_WARPS) * 256 + lane * 8;
 #pragma unroll
-        for (int j = 0; j < 8; j++) { w[i][j] = 1.0f; v[i][j] = t[i][j] = 0.0f; }
-        if (i && S <= ONE_WARPS) break;
-        if (a.norm.w && c < n) { load_early(a.norm.w + c, w[i]); load_early(a.norm.w + c + 4, w[i] + 4); }
+        for (int j = 0; j < 8; j++) { l.w[i][j] = 1.0f; l.v[i][j] = l.t[i][j] = 0.0f; }
+        if (i && a.segs <= ONE_WARPS) break;
+        if (a.norm.w && c < a.x.cols) { load_early(a.norm.w + c, l.w[i]); load_early(a.norm.w + c + 4, l.w[i] + 4); }
     }
-    pdl_wait();
+}
+__device__ __forceinline__ void one_values(const LinearArgs &a, OneLoads &l) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = a.x.cols;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int s = (warp + i * ONE_WARPS) * 256;
-        if (i && S <= ONE_WARPS) break;
+        if (i && a.segs <= ONE_WARPS) break;
+        const float *x = a.norm.x + s;
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            if (s + j * 32 < n) load_one(x + s + j * 32 + lane, &t[i][j]);
-        if (s + lane * 8 < n) { load_early(x + s + lane * 8, v[i]); load_early(x + s + lane * 8 + 4, v[i] + 4); }
+            if (s + j * 32 < n) load_one(x + j * 32 + lane, &l.t[i][j]);
+        if (s + lane * 8 < n) { load_early(x + lane * 8, l.v[i]); load_early(x + lane * 8 + 4, l.v[i] + 4); }
     }
-    rest();
+}
+template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part, OneLoads &l) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = a.x.cols, S = a.segs;
+    const float *x = a.norm.x;
+    float(&w)[2][8] = l.w, (&v)[2][8] = l.v, (&t)[2][8] = l.t, p[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         p[i] = 0.0f;
@@ -329,30 +336,27 @@ template <Form F, class Rest> __device__ __forceinline__ void one_norm(const Lin
     }
 }
 
-/* The row as it was quantised before. rest() is called between the first loads and the wait for them */
-template <Form F, class Rest> __device__ __forceinline__ void one_stage(const LinearArgs &a, const OneRow &o, Rest rest) {
-    constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M, LOWS = F == FORM_S2M;
-    const int cols = a.x.cols, S8 = a.segs * 8;
-    pdl_wait();
-    for (int i = threadIdx.x; i < cols / 16; i += ONE_THREADS) cp16(o.codes + i * 16, a.x.q + i * 16);
-    asm volatile("cp.async.commit_group;");
-    float d = 0.0f, m = 0.0f, z = 0.0f;
-    const auto get = [&](int i) {
-        const size_t at = (size_t)i * a.x.ld;
-        d = m = z = 0.0f;
-        if (i >= cols / 32) return;
-        load_one(a.x.delta + at, &d);
-        if (SUMS) load_one(a.x.sum + at, &m);
-        if (LOWS) load_one(a.x.low + at, &z);
-    };
-    int i = threadIdx.x;
-    get(i);
-    rest();
+/* The row as it was quantised before: the codes, and what the thread's group has */
+template <Form F> __device__ __forceinline__ void one_group(const LinearArgs &a, int i, float (&t)[8]) {
+    const size_t at = (size_t)i * a.x.ld;
+    t[0] = t[1] = t[2] = 0.0f;
+    if (i >= a.x.cols >> 5) return;
+    load_one(a.x.delta + at, &t[0]);
+    if (F == FORM_S1M || F == FORM_S2M) load_one(a.x.sum + at, &t[1]);
+    if (F == FORM_S2M) load_one(a.x.low + at, &t[2]);
+}
+template <Form F> __device__ __forceinline__ void one_codes(const LinearArgs &a, const OneRow &o, OneLoads &l) {
 #pragma unroll 1
-    for (; i < S8; i += ONE_THREADS, get(i)) {
-        o.delta[i] = d;
-        if (SUMS) o.sum[i] = m;
-        if (LOWS) o.low[i] = z;
+    for (int i = threadIdx.x; i < a.x.cols >> 4; i += ONE_THREADS) cp16(o.codes + i * 16, a.x.q + i * 16);
+    asm volatile("cp.async.commit_group;");
+    one_group<F>(a, threadIdx.x, l.t[0]);
+}
+template <Form F> __device__ __forceinline__ void one_stage(const LinearArgs &a, const OneRow &o, OneLoads &l) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < a.segs * 8; i += ONE_THREADS, one_group<F>(a, i, l.t[0])) {
+        o.delta[i] = l.t[0][0];
+        if (F == FORM_S1M || F == FORM_S2M) o.sum[i] = l.t[0][1];
+        if (F == FORM_S2M) o.low[i] = l.t[0][2];
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
@@ -451,13 +455,8 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth;
     one_arguments(a, g, warp);
     const OneWork<U> work(a, g, warp);
-    const int pairs = work.pairs, pitch = pairs * 32 + 16; /* of a tile's p's; two tiles lie in separate banks */
-    float *boxes = (float *)(sm + (size_t)W * D * PAIR), *parts = boxes + W * 256;
-    uint8_t *codes = (uint8_t *)(parts + (size_t)(work.count > g.tiles ? 2 : 1) * g.tiles * pitch);
-    float *delta = (float *)(codes + pairs * 512), *sum = delta + (F == FORM_S1M || F == FORM_S2M) * pairs * 16, *low = sum + (F == FORM_S2M) * pairs * 16;
-    OneOut *outs = (OneOut *)(low + pairs * 16);
-    uint64_t *full = (uint64_t *)(outs + ONE_OUTS) + warp * D;
-    uint8_t *ring = sm + (size_t)warp * D * PAIR;
+    uint64_t *full = (uint64_t *)sm + warp * D;
+    uint8_t *ring = sm + ONE_BARS + (size_t)warp * D * PAIR;
     uintptr_t src = 0; /* lane l: of the warp's pair k with k % 32 == l that is to be asked for next */
     const auto ask = [&](int k, int slot) { /* the pair k into a slot; by the whole warp, k ascending */
         if (lane != (k & 31) || !src) return;
@@ -466,23 +465,37 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
         bulk_copy(ring + slot * PAIR, (const void *)(src & ~(uintptr_t)1), bytes, full + slot);
         bar_issued(full + slot);
     };
+    int asked = 0;
     if (warp < W) {
         if (lane < D) bar_init(full + lane, 1);
         bar_fence();
         __syncwarp();
         src = work.early(lane);
-        if (warp < g.early) ask(0, 0);
+        if (warp < g.early) {
+            ask(0, 0);
+            asked = __any_sync(~0u, src != 0);
+        }
     }
     pdl_trigger();
-    float res;
-    const auto rest = [&]() { /* behind the loads of the input */
-        if (warp < W)
+    const int pairs = work.pairs, pitch = pairs * 32 + 16; /* of a tile's p's; two tiles lie in separate banks */
+    float *boxes = (float *)(sm + ONE_BARS + (size_t)W * D * PAIR), *parts = boxes + W * 256;
+    uint8_t *codes = (uint8_t *)(parts + (size_t)(work.count > g.tiles ? 2 : 1) * g.tiles * pitch);
+    float *delta = (float *)(codes + pairs * 512), *sum = delta + (F == FORM_S1M || F == FORM_S2M) * pairs * 16, *low = sum + (F == FORM_S2M) * pairs * 16;
+    OneOut *outs = (OneOut *)(low + pairs * 16);
+    const OneRow row = {codes, delta, sum, low};
+    OneLoads loads;
+    if (a.norm.x) one_weights(a, loads);
+    pdl_wait();
+    if (a.norm.x) one_values(a, loads);
+    else one_codes<F>(a, row, loads);
+    if (warp < W) { /* behind the loads of the input */
+        if (work.count > g.tiles) src = work.source(lane);
 #pragma unroll 1
-            for (int k = warp < g.early; k < D; k++) ask(k, k);
-        res = one_res(work, outs);
-    };
-    if (a.norm.x) one_norm<F>(a, {codes, delta, sum, low}, parts, rest);
-    else one_stage<F>(a, {codes, delta, sum, low}, rest);
+        for (int k = asked; k < D; k++) ask(k, k);
+    }
+    const float res = one_res(work, outs);
+    if (a.norm.x) one_norm<F>(a, row, parts, loads);
+    else one_stage<F>(a, row, loads);
     __syncthreads();
     OneActs<U> x;
     const uint32_t zero = (uint32_t)lane * (uint32_t)(a.rows - 1); /* one row; the compiler does not know */
@@ -525,7 +538,8 @@ inline void one_divisors(OneShape &g) {
 template <class U> inline size_t one_shared(const OneShape &g, int segs, int blocks, int all) {
     const size_t pairs = (size_t)(segs + 1) / 2;
     const int most = (all + blocks - 1) / blocks * (g.glu ? 4 : 1);
-    return (size_t)g.warps * g.depth * (2 * U::UNIT + 8) + (size_t)g.warps * 1024 + (most > g.tiles ? 2 : 1) * (size_t)g.tiles * (pairs * 32 + 16) * 4 + pairs * (512 + (1 + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) + (U::FORM == FORM_S2M)) * 64) + ONE_OUTS * sizeof(OneOut);
+    const size_t scales = 1 + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) + (U::FORM == FORM_S2M), parts = (most > g.tiles ? 2 : 1) * (size_t)g.tiles * (pairs * 32 + 16) * 4;
+    return (size_t)ONE_BARS + (size_t)g.warps * (g.depth * 2 * U::UNIT + 1024) + parts + pairs * (512 + scales * 64) + ONE_OUTS * sizeof(OneOut);
 }
 
 } // namespace bw
