@@ -37,8 +37,9 @@ template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, Lin
     launch(q, k_linear_small<U, R, GLU, STAGED>, dim3((unsigned)q.sms), 32 * (g.warps + reducers), bytes, a, g);
 }
 
-/* One row: the widest block whose rings are two pairs deep, then deeper ones. Tiles of a pass: all of a block's, or as many as fit. */
-enum { ONE_DEEPEST = 2, ONE_EARLY = 8 };
+/* One row, measured on the H200: warps that fold (more of them and deeper rings were slower), half of which ask before the dependency wait. Tiles of a
+ * pass: all of a block's, or as many as fit. */
+enum { ONE_NARROW = 12, ONE_WIDE = 8, ONE_WIDE_UNIT = 4096 };
 template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, size_t limit) {
     const int step = g.glu ? 4 : 1, most = (all + blocks - 1) / blocks * step, least = most < 8 ? most : 8;
     for (g.tiles = most < 64 ? most : 64; g.tiles >= least; g.tiles -= step)
@@ -46,19 +47,27 @@ template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, 
     return false;
 }
 template <class U> OneShape one_shape(const Queue &q, int segs, int all, bool glu) {
-    OneShape g = {ONE_WARPS, 2, 0, glu, ONE_EARLY, all / q.sms, all % q.sms, 0, {0, 0}};
+    constexpr int most = U::UNIT < ONE_WIDE_UNIT ? ONE_NARROW : ONE_WIDE;
+    OneShape g = {};
+    g.glu = glu;
+    g.per = all / q.sms;
+    g.more = all % q.sms;
     bool fits = false;
-    for (g.depth = ONE_DEEPEST; g.depth && !fits; g.depth -= !fits)
-        for (g.warps = ONE_WARPS; g.warps >= (g.depth > 1 ? ONE_WARPS / 2 : 1) && !fits; g.warps -= !fits) fits = one_fits_in<U>(g, segs, q.sms, all, (size_t)q.shared_max);
-    if (!fits) {
-        g.warps = g.depth = 1;
-        g.tiles = glu ? 4 : 1;
-    }
+    for (int depth = 2; depth && !fits; depth--)
+        for (int warps = most; warps >= (depth > 1 ? 4 : 1) && !fits; warps--) {
+            g.warps = warps;
+            g.depth = depth;
+            fits = one_fits_in<U>(g, segs, q.sms, all, (size_t)q.shared_max);
+        }
+    if (!fits) g.tiles = glu ? 4 : 1; /* one_fits says that one warp's pair goes with these */
+    g.early = (g.warps + 1) / 2;
     one_divisors(g);
     return g;
 }
 template <class U> bool one_fits(const Queue &q, int segs) {
-    const OneShape g = {1, 1, 4, 1, 0, 0, 0, 0, {0, 0}};
+    OneShape g = {};
+    g.warps = g.depth = g.glu = 1;
+    g.tiles = 4;
     return one_shared<U>(g, segs, 1, 2) <= (size_t)q.shared_max;
 }
 template <class U> void one_launch(Queue &q, const LinearArgs &a, bool glu) {
@@ -69,7 +78,7 @@ template <class U> void one_launch(Queue &q, const LinearArgs &a, bool glu) {
 
 inline bool acts_fit(int R, int segs) { return (size_t)R * segs * 352 <= (size_t)ACT_KB * 1024; }
 
-template <class U> bool takes_norm(const Queue &q, int segs) { return one_fits<U>(q, segs) && segs <= 32; }
+template <class U> bool takes_norm(const Queue &q, int segs) { return one_fits<U>(q, segs) && segs <= 2 * ONE_WARPS; }
 
 template <class U, bool GLU, bool MANY> void small_rows(Queue &q, const LinearArgs &a) {
     if constexpr (MANY) {

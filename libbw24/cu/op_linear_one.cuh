@@ -106,9 +106,9 @@ template <class U> struct OneActs {
 };
 
 /* The integers of a lane: of unit u, row gid + 8r, as floats: groups 2 tig and 2 tig + 1 (halves: v[u][r][0..3] = first and second half of each).
- * The units go side by side, so that one's mma hide the other's; with values looked up apart one after the other, for want of registers. */
+ * The units go side by side, so that one's mma hide the other's; one after the other where registers are short. */
 template <class U, class Read> __device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, int lane, uint32_t zero, float (*v)[2][4], Read read) {
-    constexpr bool HALVES = OneActs<U>::HALVES, APART = U::APART, TURNS = APART, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
+    constexpr bool HALVES = OneActs<U>::HALVES, APART = U::APART, TURNS = APART || U::FORM == FORM_S2M, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
     constexpr int SETS = HALVES ? 2 : 1, PACKS = 2 * U::PACKS;
     typename U::Pack pk[2][2][PACKS];
     int c[2][SETS][4], less[2][SETS][4];
@@ -126,7 +126,7 @@ template <class U, class Read> __device__ __forceinline__ void one_dots(const ui
 #pragma unroll
     for (int step = 0; step < 16; step++) {
         const int j = TURNS ? step & 7 : step >> 1, u = TURNS ? step >> 3 : step & 1, e = (j & 3) % U::GP, i = j / U::GP, s = HALVES ? j & 1 : 0;
-        if (TURNS && !j) {
+        if (TURNS && EARLY && !j) {
 #pragma unroll
             for (int k = 0; k < PACKS; k++) get(u, k);
             if (u) read();
@@ -233,16 +233,11 @@ __device__ __forceinline__ void load_early(const float *p, float *v) {
     asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
 }
 __device__ __forceinline__ void load_one(const float *p, float *v) { asm volatile("ld.relaxed.gpu.global.f32 %0,[%1];" : "=f"(*v) : "l"(p) : "memory"); }
-__device__ __forceinline__ void eight_fresh(const float *p, float *v) {
-    const float4 x = __ldcg((const float4 *)p), y = __ldcg((const float4 *)p + 1);
-    v[0] = x.x; v[1] = x.y; v[2] = x.z; v[3] = x.w; v[4] = y.x; v[5] = y.y; v[6] = y.z; v[7] = y.w;
-}
 
 /* Activations of one row in shared memory; low and sum only where the form reads them */
 struct OneRow { uint8_t *codes; float *delta, *sum, *low; };
 
-/* The NORM before the LINEAR (docs/numerics.md section 4), its result quantised; the first block writes it to norm.y as well. A warp has segments warp, warp
- * + ONE_WARPS, ...; of the first two all values are under way before one is used, their weights before the dependency wait. part: a float a segment. */
+/* eight values of the NORM, quantised; the first block writes them to norm.y as well */
 template <Form F> __device__ __forceinline__ void one_put(const LinearArgs &a, const OneRow &o, int seg, int lane, const float (&v)[8]) {
     const Quant8 q = quant_eight(v, a.fault, a.norm.op);
     const int g = seg * 8 + (lane >> 2), c = seg * 256 + lane * 8;
@@ -256,6 +251,9 @@ template <Form F> __device__ __forceinline__ void one_put(const LinearArgs &a, c
     *(float4 *)(a.norm.y + c) = make_float4(v[0], v[1], v[2], v[3]);
     *(float4 *)(a.norm.y + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
+
+/* The NORM before the LINEAR (docs/numerics.md section 4) in three steps: weights asked for before the dependency wait, values after it, all under way before
+ * one is used, then the rest. A warp has segments warp and warp + ONE_WARPS: at most 2 ONE_WARPS segments. part: a float of each. */
 struct OneLoads { float w[2][8], v[2][8], t[2][8]; }; /* weights, values as 8 columns a lane, values as strands; of a row that is quantised: t[0] */
 __device__ __forceinline__ void one_weights(const LinearArgs &a, OneLoads &l) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -283,7 +281,6 @@ __device__ __forceinline__ void one_values(const LinearArgs &a, OneLoads &l) {
 }
 template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part, OneLoads &l) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = a.x.cols, S = a.segs;
-    const float *x = a.norm.x;
     float(&w)[2][8] = l.w, (&v)[2][8] = l.v, (&t)[2][8] = l.t, p[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -296,16 +293,6 @@ template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, 
 #pragma unroll
         for (int i = 0; i < 2; i++) p[i] = p[i] + __shfl_xor_sync(~0u, p[i], m);
     if (!lane) { part[warp] = p[0]; part[warp + ONE_WARPS] = p[1]; }
-#pragma unroll 1
-    for (int s = warp + 2 * ONE_WARPS; s < S; s += ONE_WARPS) {
-        float q = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) t[0][j] = s * 256 + j * 32 < n ? __ldcg(x + s * 256 + j * 32 + lane) : 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) q = fmaf(t[0][j], t[0][j], q);
-        q = warp_tree(q);
-        if (!lane) part[s] = q;
-    }
     __syncthreads();
     float total = 0.0f;
 #pragma unroll 1
@@ -319,15 +306,6 @@ template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, 
     const float r = 1.0f / sqrtf((a.norm.l2 ? total : total / (float)n) + a.norm.eps);
 #pragma unroll 1
     for (int s = warp; s < S; s += ONE_WARPS) {
-        if (s >= 2 * ONE_WARPS) {
-            const int c = s * 256 + lane * 8;
-#pragma unroll
-            for (int j = 0; j < 8; j++) { w[0][j] = 1.0f; v[0][j] = 0.0f; }
-            if (c < n) {
-                if (a.norm.w) eight_fresh(a.norm.w + c, w[0]);
-                eight_fresh(x + c, v[0]);
-            }
-        }
 #pragma unroll
         for (int j = 0; j < 8; j++) v[0][j] = (v[0][j] * r) * w[0][j];
         one_put<F>(a, o, s, lane, v[0]);

@@ -146,10 +146,9 @@ __device__ __forceinline__ uint32_t table4(uint32_t sel, uint32_t pick, const ui
 /* A value below zero and one above it lie in words of their own, the other's byte 0: a nibble whose bit 3 is set makes prmt repeat the top bit of a
  * byte of the table, which is clear. Four prmt where signed codes take six. */
 struct TableApart { uint32_t plus[2], minus[2]; }; /* word tig, word tig + 4 */
-/* zero: 0; where the compiler does not see that, it takes the high halves by multiplication, which leaves the pipe of prmt and shift free */
-__device__ __forceinline__ TableApart table_apart(uint32_t w, uint32_t clear0, uint32_t clear1, uint32_t set0, uint32_t set1, uint32_t zero) {
-    const uint32_t v = w ^ 0x88888888u, up = 0x10000u | zero;
-    return {{prmt(clear0, clear1, w), prmt(clear0, clear1, __umulhi(w, up))}, {prmt(set0, set1, v), prmt(set0, set1, __umulhi(v, up))}};
+__device__ __forceinline__ TableApart table_apart(uint32_t w, uint32_t clear0, uint32_t clear1, uint32_t set0, uint32_t set1) {
+    const uint32_t v = w ^ 0x88888888u;
+    return {{prmt(clear0, clear1, w), prmt(clear0, clear1, w >> 16)}, {prmt(set0, set1, v), prmt(set0, set1, v >> 16)}};
 }
 
 /* E2M1 codes, values doubled; the low 16 bits of a word are word tig, the high 16 bits word tig + 4, columns ascending; one scale a half */
@@ -158,7 +157,7 @@ struct U_NVFP4 : Nibbles {
     static constexpr bool APART = true;
     /* zero: 0, perhaps in a way that the compiler does not see, so that it keeps half of the table in a register */
     static __device__ __forceinline__ TableApart apart(const Pack &p, int c, uint32_t zero = 0) {
-        return table_apart(word_of(p.v, c), 0x03020100u | zero, 0x0c080604u, 0x03020100u | zero, 0x0c080604u, zero);
+        return table_apart(word_of(p.v, c), 0x03020100u | zero, 0x0c080604u, 0x03020100u | zero, 0x0c080604u);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
@@ -179,7 +178,7 @@ struct U_IQ4_XS : Nibbles, RowOfPairs<U_IQ4_XS> {
     static constexpr Form FORM = FORM_S1;
     static constexpr bool APART = true;
     static __device__ __forceinline__ TableApart apart(const Pack &p, int c, uint32_t zero = 0) { /* the lower half of the table is below zero */
-        TableApart t = table_apart(word_of(p.v, c), 0x4153687fu | zero, 0x0a162331u, 0x26190d01u | zero, 0x71594535u, zero);
+        TableApart t = table_apart(word_of(p.v, c), 0x4153687fu | zero, 0x0a162331u, 0x26190d01u | zero, 0x71594535u);
         return {{t.minus[0], t.minus[1]}, {t.plus[0], t.plus[1]}};
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {

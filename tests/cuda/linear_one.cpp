@@ -167,6 +167,7 @@ template <class U> void type(const char *name) {
 }
 
 int main() {
+    check<U_Q4_K>("Q4_K, long", {512, {1472, 32, 0}, false, true, false, false, {2, 3, 16, 0, 1}, 1}); /* more pairs a warp than lanes, seven passes */
     type<U_Q4_K>("Q4_K");
     type<U_NVFP4>("NVFP4");
     type<U_Q8_0>("Q8_0");
