@@ -23,13 +23,14 @@ static void *tensor(check_case *c, const char *name, const char *type, int64_t n
 }
 
 /* ---- row ops: NORM, ROPE, GLU, ADD, SCALE, SOFTCAP, GATE, SLICE, CONCAT, EMBED, PICK_ROWS */
-static const int widths[] = {1, 31, 32, 33, 255, 256, 257, 576, 640, 1536, 5120, 17408};
+static const int widths[] = {1, 31, 32, 33, 255, 256, 257, 512, 576, 640, 1536, 5120, 17408};
 typedef struct rope_shape { int heads, dim, rot, norm; double base, scale; int64_t pos; bool factors; } rope_shape;
 static const rope_shape ropes[] = {
     {1, 2, 2, 0, 10000, 1, 0, 0},         {3, 31 * 2, 62, 0, 10000, 1, 0, 0},
     {9, 64, 64, 1, 100000, 1, 511, 0},    {4, 256, 256, 0, 1000000, 0.125, 4095, 0},
     {2, 80, 20, 0, 500000, 1, 131071, 0}, {3, 48, 48, 1, 500000, 1, 77, 1},
-    {5, 96, 34, 1, 10000, 1, 1000000, 1},
+    {5, 96, 34, 1, 10000, 1, 1000000, 1}, {3, 512, 512, 0, 1000000, 1, 4095, 1},
+    {2, 512, 256, 0, 10000, 1, 63, 0},
 };
 enum { KINDS = 14 };
 static const char *const kind_ops[KINDS] = {"NORM weight", "NORM plain", "NORM l2", "NORM 2 heads", "GLU silu",

@@ -78,6 +78,19 @@ static ChainPass *add_scale(Maker *m, const RowOp &r) {
     return p;
 }
 
+/* a value that nobody reads after the run is not stored */
+static void drop_dead(Maker *m, const RowOp *ops, int n) {
+    ChainPass *last = &m->a->pass[m->a->n_passes - 1];
+    for (ChainPass *p = m->a->pass; p < last; p++) {
+        int buf = -1;
+        for (int i = 0; i < n; i++)
+            if (ops[i].y == p->y) buf = m->l->ops[ops[i].op].buf[0];
+        bool again = false;
+        for (ChainPass *q = p + 1; q <= last; q++) again |= q->y == p->y;
+        if (again || cu_dead_after(m->l, m->last + 1, buf)) p->y = NULL;
+    }
+}
+
 bool cu_chain_of(const bw_list *l, const RowOp *ops, int n, ChainArgs *a) {
     *a = {};
     a->n = ops[0].n;
@@ -92,12 +105,18 @@ bool cu_chain_of(const bw_list *l, const RowOp *ops, int n, ChainArgs *a) {
         m.written[m.n++] = r.y;
         m.last = r.op;
     }
+    drop_dead(&m, ops, n);
     return true;
 }
 
 bool cu_pair_of(const bw_list *l, const RowOp *ops, int n, QuantArgs *a) {
     const RowOp &r = ops[n - 1], &s = ops[0];
     *a = {};
+    if (n == 1 && r.code == ROW_SOFTCAP) {
+        a->x = r.a; a->y = r.y; a->n = r.n; a->f = r.f;
+        a->kind = QUANT_CAP;
+        return true;
+    }
     if (n > 2 || (r.code != ROW_GLU && r.code != ROW_GATE) || r.na != r.n || r.nb < 1) return false;
     a->x = r.a; a->y = r.y; a->n = r.n; a->up = r.b; a->ldu = r.nb;
     a->kind = r.code == ROW_GATE ? QUANT_GATE : r.i[0] ? QUANT_GELU : QUANT_SILU;

@@ -14,7 +14,7 @@ struct ChainPass {
     const float *a;         /* [rows][n] or NULL: the value so far */
     const float *w;         /* weights of NORM [n] or NULL */
     const float *b;         /* [rows][n] or NULL: the value before the pass */
-    float *y;               /* [rows][n] */
+    float *y;               /* [rows][n]; NULL: nobody reads it */
     const float *c;         /* factor of SCALE, or NULL: f */
     float f, eps;
     int norm, l2, add, scale;

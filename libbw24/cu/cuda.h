@@ -77,6 +77,7 @@ struct CuMix {
     const float *gate, *res;   /* as DownArgs; res NULL: y alone */
     float *sum;
     int out;                   /* buffer of sum or y */
+    ChainArgs tail;            /* row ops after the experts as one chain; n_passes 0: none */
 };
 /* scratch of EXPERTS, shared by the layers and lists of a model; a pair is (row, slot) */
 enum MoePart { MOE_H, MOE_U, MOE_D, MOE_MID, MOE_ORDER, MOE_COUNT, MOE_HEADS /* inputs of PERHEAD */, MOE_PARTS };
@@ -222,6 +223,8 @@ size_t cu_chunk_bytes(int64_t rows, int heads);
 int cu_resolve_replay(bw24_model *m, bw_list *l);
 /* gdn.cu: after the list's steps and their quantised outputs are known */
 int cu_resolve_gdn(bw24_model *m, bw_list *l);
+/* mixture.cu: no op from `from` on reads `buf` before one overwrites it */
+bool cu_dead_after(const bw_list *l, int from, int buf);
 /* mixture.cu: after the list's steps and their quantised outputs are known */
 int cu_resolve_mixtures(bw24_model *m, bw_list *l);
 /* perhead.cu; bytes: of scratch */

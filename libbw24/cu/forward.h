@@ -95,8 +95,6 @@ void split_count(Pass &p);                  /* after it: the uses that the host 
 Acts cu_pair_acts(const Pass &p, const CuExperts &x, int pairs); /* room for what their gates make */
 /* mixture.cu: as run_gdn */
 int run_mixture(Pass &p, size_t i);
-/* no op from `from` on reads `buf` before one overwrites it */
-bool cu_dead_after(const bw_list *l, int from, int buf);
 
 } // namespace bw
 #endif

@@ -1,5 +1,6 @@
-/* Finds a mixture's chain of steps in a list (norm, router, ROUTE, EXPERTS, the shared expert, the sums) and runs its short form: three launches. Owns
- * the conditions under which they may stand for the chain. */
+/* Finds a mixture's chain of steps in a list and runs its short form. Either norm, router, ROUTE, EXPERTS, the shared expert, the sums: three launches;
+ * or a router and experts that read norms of their own beside a dense block, whose norm and sums follow: four. Owns the conditions under which they may
+ * stand for the chain. */
 #include "forward.h"
 #include "op_router.cuh"
 
@@ -52,13 +53,14 @@ static bool match_router(bw24_model *m, bw_list *l, size_t i, CuMix *x) {
     const CuMatrix *w = matrix_of(lin);
     const RowOp *route = lone_row_op(s, i + 1, ROW_ROUTE, c.want);
     const CuStep &e = s->steps[i + 2];
-    if (w->k || w->cols > ROUTER_SEGS * 256 || !route || route->a != s->buf[(size_t)lin->buf[0]] || e.kind != CU_EXPERTS || e.want != c.want) return false;
+    if (w->k || w->cols > ROUTER_SEGS * 256 || w->cols % 4 || !route || route->a != s->buf[(size_t)lin->buf[0]] || e.kind != CU_EXPERTS || e.want != c.want) return false;
     const CuExperts &ex = s->experts[(size_t)e.at];
     if (ex.layer >= 0 || ex.x != norm->buf[0] || s->buf[(size_t)ex.route] != route->y || !ex.k[0] || ex.k[0] != ex.k[1] || !ex.k[2] || !s->acts[(size_t)ex.x]) return false;
     RouterArgs &a = x->router;
     a.x = s->buf[(size_t)norm->buf[1]];
     a.h = s->buf[(size_t)norm->buf[0]];
     a.cols = w->cols;
+    a.factor = 1.0f;
     a.l2 = norm->i[1];
     a.eps = (float)norm->f[0];
     a.norm_op = c.step->lin0;
@@ -163,12 +165,63 @@ static int match_mixture(bw24_model *m, bw_list *l, size_t i, CuMix *x) {
     return 3;
 }
 
+/* a whole-row NORM in place `k` of the ops of a step of rows */
+static const RowOp *norm_at(const CuList *s, const CuStep &c, int k) {
+    const RowOp *o = &s->row_ops[(size_t)(c.at + k)];
+    return o->code == ROW_NORM && o->i[0] == 1 ? o : NULL;
+}
+static bool touches(const bw_list *l, int from, int to, int buf) {
+    for (int i = from; i < to; i++)
+        if (reads(&l->ops[i], buf) || l->ops[i].buf[0] == buf) return true;
+    return false;
+}
+
+/* the dense block's NORM, which moves behind EXPERTS, and the row ops after it as one chain */
+static bool match_tail(bw_list *l, const CuStep &first, const CuStep &after, CuMix *x) {
+    CuList *s = list_of(l);
+    const RowOp *ops = &s->row_ops[(size_t)after.at];
+    if (after.kind != CU_ROWS || after.want != first.want || ops->code != ROW_NORM) return false;
+    std::vector<RowOp> all(1, s->row_ops[(size_t)first.at]);
+    all.insert(all.end(), ops, ops + after.n);
+    const bw_op *o = &l->ops[first.first];
+    return !touches(l, first.first + 1, after.first, o->buf[0]) && !touches(l, first.first + 1, after.first, o->buf[1]) &&
+           cu_chain_of(l, all.data(), (int)all.size(), &x->tail);
+}
+
+/* steps i .. i + 4: NORM of the dense block, NORM and SCALE of the router's rows; the router; ROUTE and the experts' NORM; EXPERTS; sums */
+static int match_beside(bw24_model *m, bw_list *l, size_t i, CuMix *x) {
+    CuList *s = list_of(l);
+    if (i + 4 >= s->steps.size()) return 0;
+    const CuStep &c = s->steps[i], &lin = s->steps[i + 1], &r = s->steps[i + 2], &e = s->steps[i + 3];
+    if (c.kind != CU_ROWS || c.n != 3 || !plain_linears(lin, 1) || lin.step->norm >= 0 || lin.step->glu >= 0 || lin.step->add >= 0) return 0;
+    if (r.kind != CU_ROWS || r.n != 2 || e.kind != CU_EXPERTS || lin.want != c.want || r.want != c.want || e.want != c.want) return 0;
+    const RowOp *n0 = norm_at(s, c, 0), *n1 = norm_at(s, c, 1), *scale = n1 + 1, *route = &s->row_ops[(size_t)r.at], *n2 = norm_at(s, r, 1);
+    const bw_op *op = &l->ops[lin.step->lin0];
+    const CuMatrix *w = matrix_of(op);
+    const CuExperts &ex = s->experts[(size_t)e.at];
+    if (!n0 || !n1 || !n2 || scale->code != ROW_SCALE || scale->w || scale->a != n1->y || scale->y != n1->y || n1->y == n1->a) return 0;
+    if (w->k || w->cols > ROUTER_SEGS * 256 || w->cols % 4 || s->buf[(size_t)op->buf[1]] != n1->y || n1->n != w->cols || route->code != ROW_ROUTE) return 0;
+    if (route->a != s->buf[(size_t)op->buf[0]] || n2->a != n1->a || n2->y == n2->a || n2->i[1] != n1->i[1] || n2->f != n1->f || !n1->w || !n2->w) return 0;
+    if (ex.layer >= 0 || s->buf[(size_t)ex.x] != n2->y || s->buf[(size_t)ex.route] != route->y || !ex.k[0] || ex.k[0] != ex.k[1] || !ex.k[2]) return 0;
+    if (!s->acts[(size_t)ex.x] || !cu_dead_after(l, lin.step->lin0 + 1, op->buf[1]) || touches(l, c.first + 2, e.first, l->ops[c.first].buf[0])) return 0;
+    RouterArgs &a = x->router;
+    a.x = n1->a; a.w = n1->w; a.own = n2->w; a.h = n2->y;
+    a.cols = w->cols; a.l2 = n1->i[1]; a.eps = n1->f; a.factor = scale->f;
+    a.norm_op = e.first;
+    a.route = *route;
+    x->h = ex.x;
+    x->at = e.at;
+    x->slots = ex.top;
+    x->out = ex.y;
+    return match_tail(l, c, s->steps[i + 4], x) && !put_part(m, l, op, &a, 0) ? 5 : 0;
+}
+
 int cu_resolve_mixtures(bw24_model *m, bw_list *l) {
     CuList *s = list_of(l);
     CuMoe &all = model_of(m)->moe;
     for (size_t i = 0; i < s->steps.size(); i++) {
         CuMix x = {};
-        int steps = s->steps[i].kind == CU_LINEARS ? match_mixture(m, l, i, &x) : 0;
+        int steps = s->steps[i].kind == CU_LINEARS ? match_mixture(m, l, i, &x) : match_beside(m, l, i, &x);
         if (!steps) continue;
         if (!all.mem[MOE_COUNT]) {
             int rc = cu_share(m, &all.mem[MOE_COUNT], &all.bytes[MOE_COUNT], MIX_ROWS * sizeof(int), "experts");
@@ -187,14 +240,22 @@ static void run_router(Pass &p, const CuMix &x, int n) {
     RouterArgs a = x.router;
     a.o = acts_of(p, x.h, n);
     a.fault = p.rows.fault;
-    const int blocks = (a.part[0].n + ROUTER_OUTS - 1) / ROUTER_OUTS + (a.part[1].n + ROUTER_OUTS - 1) / ROUTER_OUTS;
+    const int blocks = (a.part[0].n + ROUTER_OUTS - 1) / ROUTER_OUTS + (a.part[1].n + ROUTER_OUTS - 1) / ROUTER_OUTS + (a.own != NULL);
     launch(*p.q, k_router, dim3((unsigned)blocks, (unsigned)n), ROUTER_THREADS, router_shared(a.cols), a);
     p.quantised[(size_t)x.h] = 1;
 }
 
+/* the last of the steps from i on, with what has moved there */
+static void run_tail(Pass &p, size_t i, const CuMix &x) {
+    const CuStep &first = p.s->steps[i], &c = p.s->steps[i + (size_t)first.short_n - 1];
+    for (int k = first.first; k < c.first + c.n; k++)
+        if (p.l->ops[k].buf[0] != x.h) p.quantised[(size_t)p.l->ops[k].buf[0]] = 0;
+    launch_chain(p, c, x.tail);
+}
+
 int run_mixture(Pass &p, size_t i) {
     const CuStep &c = p.s->steps[i];
-    const int n = c.kind == CU_LINEARS && c.short_n ? rows_of(p, c) : 0;
+    const int n = (c.kind == CU_LINEARS || c.kind == CU_ROWS) && c.short_n ? rows_of(p, c) : 0;
     if (n < 1 || n > MIX_ROWS) return 0;
     const CuMix &x = p.s->mixes[(size_t)c.short_at];
     const CuExperts &e = p.s->experts[(size_t)x.at];
@@ -211,11 +272,12 @@ int run_mixture(Pass &p, size_t i) {
     a.yo = mid;
     a.gelu = e.gelu;
     a.fault = p.rows.fault;
-    a.op = p.s->steps[i + 2].first;
+    a.op = p.s->steps[i + (x.tail.n_passes ? 3 : 2)].first;
     e.k[0]->product(*p.q, a, pairs);
     DownArgs d = {e.m[2], a.route, e.top, mid, buf_of(p, e.y), x.shared[2], x.slots, x.gate, x.res, x.sum};
     e.k[2]->down(*p.q, d, n);
     p.quantised[(size_t)e.y] = p.quantised[(size_t)x.out] = 0;
+    if (x.tail.n_passes) run_tail(p, i, x);
     return c.short_n;
 }
 

@@ -20,10 +20,11 @@ struct ExpertMatrix {
 /* NORM of rows, the router's LINEAR over float weights and perhaps one more over the same rows, ROUTE */
 struct RouterArgs {
     const float *x, *w;   /* [rows][cols]; the norm's weights */
-    float *h;             /* the normed rows */
+    const float *own;     /* weights of the norm whose rows the experts read, NULL: w */
+    float *h;             /* the experts' rows */
     Acts o;               /* the same quantised */
     int cols, l2, norm_op; /* norm_op: what a fault of the quantisation names */
-    float eps;
+    float eps, factor;    /* factor: of the router's rows */
     LinearPart part[2];   /* the router; the shared expert's gate, n = 0: none */
     int type[2];          /* FloatType */
     RowOp route;

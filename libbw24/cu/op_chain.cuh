@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) k_chain(const __gr
 #pragma unroll
                 for (int j = 0; j < 8; j++) v[j] = v[j] * c;
             }
-            if (turn)
+            if (turn && p.y)
 #pragma unroll
                 for (int j = 0; j < 8; j++)
                     if (j < whole) p.y[at + j * 32] = v[j];

@@ -91,9 +91,10 @@ __device__ __forceinline__ void route_select(const RowOp &o, RouteShared &s, flo
 /* l: [na] logits; i: groups, keep, norm, sigmoid; w: bias or NULL */
 __device__ __forceinline__ void row_route(const RowOp &o, const float *l, float *out, RouteShared &s, int *fault) {
     const int t = threadIdx.x, lane = t & 31, n = o.na;
-    float top = __ldcg(l);
-    bool bad = false;
-    for (int i = t; i < n; i += blockDim.x) {
+    const float mine = __ldcg(l + (t < n ? t : 0)); /* read once where there is a thread for each */
+    float top = mine;
+    bool bad = not_finite(mine);
+    for (int i = t + blockDim.x; i < n; i += blockDim.x) {
         float v = __ldcg(l + i);
         bad |= not_finite(v);
         top = v > top ? v : top;
@@ -108,7 +109,10 @@ __device__ __forceinline__ void row_route(const RowOp &o, const float *l, float 
     if (!lane) s.warp[t >> 5] = top;
     __syncthreads();
     for (int w = 0; w < blockDim.x >> 5; w++) top = s.warp[w] > top ? s.warp[w] : top;
-    for (int i = t; i < n; i += blockDim.x) s.p[i] = o.i[3] ? bw_sigmoid(__ldcg(l + i)) : bw_exp(__ldcg(l + i) - top);
+    for (int i = t; i < n; i += blockDim.x) {
+        const float v = i == t ? mine : __ldcg(l + i);
+        s.p[i] = o.i[3] ? bw_sigmoid(v) : bw_exp(v - top);
+    }
     __syncthreads();
     float total = 0.0f;
     for (int i = lane; i < n; i += 32) total = total + s.p[i];

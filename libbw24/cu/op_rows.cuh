@@ -105,7 +105,10 @@ static __global__ void __launch_bounds__(256) k_quant(QuantArgs a) {
     if (g * 32 >= a.n) return;
     const size_t at = (size_t)row * a.n + c;
     float v = c < a.n ? __ldcg(a.x + at) : 0.0f;
-    if (a.kind != QUANT_ONLY && c < a.n) {
+    if (a.kind == QUANT_CAP && c < a.n) {
+        v = a.f * bw_tanh(v * (1.0f / a.f));
+        a.y[at] = v;
+    } else if (a.kind != QUANT_ONLY && c < a.n) {
         const int from = a.size ? c / a.size * a.stride + a.from + c % a.size * a.step : c;
         const float u = __ldcg(a.up + (size_t)row * a.ldu + from);
         v = a.kind == QUANT_GATE ? v * bw_sigmoid(u) : (a.kind == QUANT_GELU ? bw_gelu(v) : bw_silu(v)) * u;

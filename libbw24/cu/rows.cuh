@@ -19,13 +19,14 @@ struct RowOp {
     KvPlace kv;               /* APPEND: k in a, v in b */
 };
 
-/* y = act(x) * up (GLU) or x * sigmoid(up) (GATE) [rows][n], and the quantised form of y, or of x where it is all that is wanted. Column c has the
+/* y = act(x) * up (GLU), x * sigmoid(up) (GATE) or f * tanh(x / f) (SOFTCAP) [rows][n], and the quantised form of y, or of x where it is all that is wanted. Column c has the
  * value of up at c, or with size > 0 at c / size * stride + from + c % size * step, of rows of ldu values. */
-enum QuantKind { QUANT_ONLY, QUANT_SILU, QUANT_GELU, QUANT_GATE };
+enum QuantKind { QUANT_ONLY, QUANT_SILU, QUANT_GELU, QUANT_GATE, QUANT_CAP };
 struct QuantArgs {
     const float *x, *up;
     float *y;
     Acts o;           /* o.q NULL: not wanted */
+    float f;
     int n, kind, ldu, size, stride, from, step, *fault, op;
 };
 

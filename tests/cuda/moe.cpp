@@ -193,8 +193,8 @@ template <class U> struct Mixture {
     }
 };
 
-/* router of `experts` outputs over rows of `cols`, with another output beside it */
-static void router(int rows, int cols, int experts, int top, int groups, int keep, bool sigmoid) {
+/* router of `experts` outputs over rows of `cols`, with another output beside it; own: its rows are scaled, and the experts' rows have weights of their own */
+static void router(int rows, int cols, int experts, int top, int groups, int keep, bool sigmoid, bool own = false) {
     std::vector<float> x((size_t)rows * cols), w(cols), wr((size_t)experts * cols), wg(cols), h(x.size(), NAN), logits((size_t)rows * experts), gate(rows), route((size_t)rows * 2 * top),
         bias(experts);
     Rows o(rows, cols), ro(rows, cols);
@@ -204,12 +204,16 @@ static void router(int rows, int cols, int experts, int top, int groups, int kee
     for (int i = 1; i < experts; i += 5) memcpy(&wr[(size_t)i * cols], &wr[0], cols * 4), bias[i] = bias[0]; /* ties */
     RouterArgs a = {};
     a.x = x.data(); a.w = w.data(); a.h = h.data(); a.o = o.a; a.cols = cols; a.eps = 1e-6f;
+    std::vector<float> w2(cols);
+    for (float &f : w2) f = unit();
+    a.factor = own ? 0.37f : 1.0f;
+    a.own = own ? w2.data() : NULL;
     a.part[0] = {(const uint8_t *)wr.data(), NULL, NULL, logits.data(), 1.0f, experts, 0};
     a.part[1] = {(const uint8_t *)wg.data(), NULL, NULL, gate.data(), 1.0f, 1, 0};
     a.count = count.data(); a.fault = &fault;
     a.route.y = route.data(); a.route.n = 2 * top; a.route.na = experts; a.route.f = 2.5f; a.route.w = sigmoid ? bias.data() : NULL;
     a.route.i[0] = groups; a.route.i[1] = keep; a.route.i[2] = 1; a.route.i[3] = sigmoid;
-    emu::launch([&] { k_router(a); }, dim3((experts + 1) / 2 + 1, rows), ROUTER_THREADS);
+    emu::launch([&] { k_router(a); }, dim3((experts + 1) / 2 + 1 + own, rows), ROUTER_THREADS);
     bool ok = fault == NO_FAULT;
     for (int r = 0; r < rows; r++) {
         std::vector<float> hr(cols), l(experts + 1), p(experts), c(experts), out(2 * top);
@@ -217,6 +221,8 @@ static void router(int rows, int cols, int experts, int top, int groups, int kee
         std::vector<float> part(64);
         emu::launch([&] { norm_row({x.data() + (size_t)r * cols, w.data(), cols, 0, 1e-6f}, 8, part.data(), [&](int, int col, const float (&v)[8], int n) {
             for (int j = 0; j < n; j++) dst[col + j] = v[j]; }); }, dim3(1), 256);
+        std::vector<float> read(hr);
+        for (float &f : hr) f = f * a.factor;
         for (int e = 0; e <= experts; e++) {
             const float *we = e < experts ? &wr[(size_t)e * cols] : wg.data();
             for (int s = 0; s < cols; s += 256) { float v = 0; for (int i = s; i < min(cols, s + 256); i++) v = fmaf(we[i], hr[i], v); l[e] = l[e] + v; }
@@ -228,13 +234,18 @@ static void router(int rows, int cols, int experts, int top, int groups, int kee
         for (int e = 0; e < experts; e++) { if (!sigmoid) p[e] = p[e] / total[0]; c[e] = sigmoid ? p[e] + bias[e] : p[e]; }
         bw_route spec = {experts, top, groups, keep, 1, sigmoid ? BW_ROUTE_SIGMOID : BW_ROUTE_SOFTMAX, 2.5f};
         bw_route_select(&spec, p.data(), c.data(), out.data());
-        ok &= !memcmp(&h[(size_t)r * cols], hr.data(), cols * 4) && !memcmp(&logits[(size_t)r * experts], l.data(), experts * 4) && gate[r] == l[experts] && !count[r];
+        if (own) {
+            dst = read.data();
+            emu::launch([&] { norm_row({x.data() + (size_t)r * cols, w2.data(), cols, 0, 1e-6f}, 8, part.data(), [&](int, int col, const float (&v)[8], int n) {
+                for (int j = 0; j < n; j++) dst[col + j] = v[j]; }); }, dim3(1), 256);
+        }
+        ok &= !memcmp(&h[(size_t)r * cols], read.data(), cols * 4) && !memcmp(&logits[(size_t)r * experts], l.data(), experts * 4) && gate[r] == l[experts] && !count[r];
         ok &= !memcmp(&route[(size_t)r * 2 * top], out.data(), 8 * top);
-        emu::launch([&] { for (int g = 0; g < cols / 32; g++) quant_group(ro.a, r, g, threadIdx.x, hr[g * 32 + threadIdx.x], &fault, 0); }, dim3(1), 32);
+        emu::launch([&] { for (int g = 0; g < cols / 32; g++) quant_group(ro.a, r, g, threadIdx.x, read[g * 32 + threadIdx.x], &fault, 0); }, dim3(1), 32);
     }
     ok &= o.q == ro.q && o.f[0] == ro.f[0] && o.f[1] == ro.f[1] && o.f[2] == ro.f[2];
     char name[96];
-    snprintf(name, sizeof name, "router %d x %d of %d, %d groups, %s", top, experts, cols, groups, sigmoid ? "sigmoid" : "softmax");
+    snprintf(name, sizeof name, "router %d x %d of %d, %d groups, %s%s", top, experts, cols, groups, sigmoid ? "sigmoid" : "softmax", own ? ", experts of rows of their own" : "");
     report(name, ok);
 }
 
@@ -337,6 +348,7 @@ int main(int, char **argv) {
         router(2, 416, 33, 4, 1, 1, true);
         router(1, 512, 64, 6, 8, 3, true);
         router(1, 512, 300, 5, 1, 1, true);
+        router(2, 704, 128, 8, 1, 1, false, true);
     }
     return bad;
 }

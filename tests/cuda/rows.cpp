@@ -1,5 +1,5 @@
-/* Runs of row ops in emulation: k_chain and k_quant have the interpreter's bits, results and quantised rows alike, with and without a turn before the
- * dependency wait. The interpreter's own are held to ref by the gates. The sources are made by test_cuda_emulated_rows.py from libbw24/cu. */
+/* Runs of row ops in emulation: k_chain and k_quant have the interpreter's bits, results and quantised rows alike, k_chain with and without a turn before
+ * the dependency wait. The interpreter's own are held to ref by the gates. The sources are made by test_cuda_emulated_rows.py from libbw24/cu. */
 #include "emulate.h"
 inline unsigned long long atomicMax(unsigned long long *p, unsigned long long v) { unsigned long long old = *p; *p = std::max(old, v); return old; }
 #undef __grid_constant__
@@ -140,6 +140,7 @@ static void equal_runs(int n) {
         compare(gelu ? "gelu" : "silu", n, true, true, [=](Run &r) { r.op(ROW_GLU, 0, 0, 1, false, gelu); });
         compare("of a slice", n, true, true, [=](Run &r) { r.op(ROW_SLICE, 1, 5, NO_BUF, false, 3).op(ROW_GLU, 0, 0, 1, false, gelu); });
     }
+    compare("cap", n, true, true, [](Run &r) { r.op(ROW_SOFTCAP, 0, 0, NO_BUF, false, 0, 30.0f); });
     for (int parts = 0; parts < 2; parts++)
         compare("gates by parts", n, true, true, [=](Run &r) {
             if (!parts) r.op(ROW_SLICE, 1, 5, NO_BUF, false, n / 8), r.ops[0].i[0] = 4, r.ops[0].i[1] = n / 4;
