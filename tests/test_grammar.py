@@ -312,3 +312,16 @@ def test_calls_of_formats_without_a_grammar_are_refused_by_name(tokenizer):
     loop = {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"allOf": [{"$ref": "#/nowhere"}]}}}
     with pytest.raises(Bw24Error, match="not in the schema"):
         Grammars(tokenizer, VOCAB, GEMMA).compile(Wish(tools=(("f", loop, True),), calls="required"))
+
+
+@pytest.mark.parametrize("known", [HERMES, GEMMA], ids=lambda f: f.name)
+def test_asking_for_one_token_is_looking_into_the_mask(tokenizer, known):
+    wish = Wish(tools=(("open", ACCOUNT, True), ("trip", TRIP, True)), calls="required")
+    matcher, rng = Grammars(tokenizer, VOCAB, known).compile(wish).matcher(), random.Random(4)
+    for _ in range(120):
+        bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+        ids = {*rng.sample(range(VOCAB), 12), int(rng.choice(list(np.flatnonzero(bits))))} - set(ENDS)
+        assert all(matcher.allows(i) == bool(bits[i]) for i in ids)
+        token = int(rng.choice(list(np.flatnonzero(bits))))
+        if token in ENDS or matcher.accept(token):
+            break

@@ -456,6 +456,7 @@ def test_rounds_without_drafts_run_together(sampler: str, monkeypatch: pytest.Mo
     params, found, start, n = SAMPLERS[sampler], [], tokens()[:50], 90
     for together in (16, 1):
         monkeypatch.setattr(plain, "MOST", together)
+        monkeypatch.setattr(plain, "SLICE", 60.0)  # a busy machine's steps are slow
         with engine() as e, closing(Drafted(e, AUTO, params, len(start) + n)) as seq:
             e.costs.draft, e.costs.drafts, e.costs.steps, e.costs.counts = 1e9, 5, {1: 1.0, 2: 1.0}, {1: 5, 2: 5}
             monkeypatch.setattr(e.costs, "timed", lambda *_: None)

@@ -83,6 +83,10 @@ class GrammarMatcher:
             raise Bw24Error(f"grammar: {_line(self._matcher.get_error())}")
         return self._bits
 
+    def allows(self, token: int) -> bool:
+        """Whether one id is allowed next; costs less than the mask."""
+        return self._matcher.validate_tokens([token]) == 1
+
     def accept(self, token: int) -> bool:
         """True where the reply is complete."""
         if not self._matcher.consume_token(token):

@@ -36,6 +36,7 @@ MAX_RUNS = 32  # rows of a decode step: what one walk over the weights serves at
 SHARED_PREFILL = 64  # prompt rows of a step that also decodes: bounds what a long prompt adds to the others' time between tokens
 E_MEMORY, E_DEVICE = -2, -9
 MEMORY_SHARE = 0.9  # of the memory that is free once the weights are loaded
+DOUBTS = 3  # masks made at once after a largest logit that the grammar did not allow
 MASKED = "grammar"  # reason of a reply that its grammar ended
 
 now = time.monotonic
@@ -172,6 +173,7 @@ class _Run:
     draw: sampling.Draw | None = None
     leader: _Run | None = None  # the run whose prompt pass it waits for
     marks: list[int] = field(default_factory=list)  # positions ahead at which a copy is kept, the nearest last
+    doubts: int = 0  # tokens for which the grammar's mask is made at once
     reply: plain.Reply | None = None  # its part of calls that decode several tokens, while it has the same sequence
 
     @property
@@ -629,8 +631,7 @@ class Scheduler:
     def _pick(self, run: _Run, row: np.ndarray | np.int32) -> None:
         job = run.job
         if isinstance(row, np.ndarray):
-            mask = run.matcher.mask() if run.matcher else None
-            token = sampling.sample(row, run.draw, run.tokens, len(run.tokens), mask)
+            token = self._masked(run, row) if run.matcher else sampling.sample(row, run.draw, run.tokens, len(run.tokens))
         else:
             token = int(row)
         if not job.stats.first_token:
@@ -656,6 +657,18 @@ class Scheduler:
             self._finish(run, CONTEXT, piece)
         else:
             job.put([piece])
+
+    @staticmethod
+    def _masked(run: _Run, row: np.ndarray) -> int:
+        """A draw that the grammar allows. The largest logit, where it is allowed, is the masked draw too, and asking that takes less than a mask."""
+        allows = getattr(run.matcher, "allows", None)
+        if allows and not run.doubts and run.job.params[run.choice].temperature == 0:
+            token = sampling.sample(row, run.draw, run.tokens, len(run.tokens))
+            if token not in run.job.stop_ids and allows(token):
+                return token
+            run.doubts = DOUBTS
+        run.doubts = max(run.doubts - 1, 0)
+        return sampling.sample(row, run.draw, run.tokens, len(run.tokens), run.matcher.mask())
 
     def _take(self, run: _Run, tokens: list[int]) -> None:
         """As _pick for each of the next tokens, where nothing but their ids is to be looked at."""

@@ -94,7 +94,7 @@ class Drafted:
         self.configure(params)
         self._at = 0  # drafts of the open round that the caller has confirmed
         self._open = False  # a round was judged whose tokens the caller picks
-        self._logits = np.empty((0, 0), np.float32)
+        self._logits = self._room = np.empty((0, 0), np.float32)
 
     def configure(self, params: sampling.SamplingParams, stop: Collection[int] | None = None, owner: str | None = None) -> None:
         """The sampler of the next reply on this timeline, the ids that end it, and whose learned rows it drafts with."""
@@ -235,6 +235,12 @@ class Drafted:
         self.stats.rounds += 1
         self.stats.drafted += request.drafted
 
+    def logits_room(self, rows: int) -> np.ndarray:
+        """Memory for the logits of a round, [rows, n_vocab], kept for the next: new memory costs as much as picking from it."""
+        if len(self._room) < rows:
+            self._room = np.empty((rows, self.engine.n_vocab), np.float32)
+        return self._room[:rows]
+
     def settle(self) -> None:
         """Leave no draft in the model's timeline."""
         if self._open:
@@ -270,6 +276,7 @@ class Drafted:
         other._request = _Request(other, self._request.stop, self._request.mode, self._request.synthetic)
         other.configure(self.params)
         other._at, other._open, other._logits = 0, False, np.empty((0, 0), np.float32)
+        other._room = other._logits
         return other
 
     def close(self) -> None:
@@ -371,7 +378,7 @@ def plain_together(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[i
         run.settle()
         replies.append((plain.Reply(run.seq, run._request.draw, run._request.stop, run._handle()), token, history))
     started = time.perf_counter()
-    out = plain.decode_together(engine, replies, most, end=end)
+    out = plain.decode_together(engine, replies, most, seconds=plain.SLICE, end=end)
     spent, n = time.perf_counter() - started, len(out[0])
     for (run, _, _), tokens in zip(runs, out, strict=True):
         run._noted_plain(tokens, spent / len(runs))
@@ -405,12 +412,12 @@ def open_rounds(engine: Engine, runs: Sequence[tuple[Drafted, int]], drafts: Seq
         run.settle()
     requests = abi.ffi.new("bw24_round_request[]", len(runs))
     for i, ((run, token), k) in enumerate(zip(runs, drafts, strict=True)):
-        requests[i] = run._request.fill(token, [*run.seq.tokens, token], k)[0]
+        requests[i] = run._request.fill(token, [*run.seq.tokens, token] if run._request._uses else (), k)[0]
     started, lib = time.perf_counter(), abi.lib()
     draft(engine, requests)
     drafted = time.perf_counter()
     ends = np.cumsum([r.drafted + 1 for r in requests])
-    logits = np.empty((int(ends[-1]), engine.n_vocab), np.float32)
+    logits = runs[0][0].logits_room(int(ends[-1]))
     abi.check(lib.bw24_round_verify(engine._model, requests, len(runs), abi.ffi.cast("float *", abi.ffi.from_buffer(logits))))
     engine.costs.timed(max(drafts), len(logits), drafted - started, time.perf_counter() - drafted)
     parts = np.split(logits, ends[:-1])
