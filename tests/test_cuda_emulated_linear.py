@@ -33,9 +33,8 @@ def source(name: str) -> str:
         return re.sub(r'uint(\d) v;\n    asm volatile\("ld\.global.*?return v;', r"return *(const uint\1 *)p;", text, flags=re.S)
     if name == "op_linear":
         barriers = BARRIERS[: BARRIERS.index("inline void mma32")]
-        norm = text.index("/* R rows of activations into shared memory"), text.index("struct SmallShape")
-        parts = text.index("/* the part that tile block tb belongs to"), text.index("/* The units that consumer warp")
-        text = text[: text.index("/* ---- mbarriers and bulk copies")] + barriers + PRODUCTS + text[slice(*norm)] + text[slice(*parts)] + END
+        parts = text.index("/* the part that tile block tb belongs to"), text.index("/* x / n, rounded down")
+        text = text[: text.index("/* ---- mbarriers and bulk copies")] + barriers + PRODUCTS + text[slice(*parts)] + END
     return without_ptx(text)
 
 

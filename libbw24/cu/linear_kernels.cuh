@@ -8,33 +8,14 @@
 
 namespace bw {
 
-enum { RING_KB = 110, ACT_KB = 52 }; /* measured on the H200 (research/orders) */
-
-/* the widest block in equal rounds whose rings are at least two units deep and that fits */
-template <class U, int R, bool GLU, bool STAGED> SmallShape small_shape(const Queue &q, int segs, size_t *bytes) {
-    constexpr int T = GLU ? 4 : 2, reducers = R == 8 ? 4 : R == 4 ? 2 : 1, limit = small_threads<U, R, STAGED>() / 32 - reducers;
-    SmallShape g = {};
-    for (int most = limit < 16 ? limit : 16; most > 0; most--) {
-        int rounds = (segs + most - 1) / most;
-        g.warps = (segs + rounds - 1) / rounds;
-        g.depth = RING_KB * 1024 / (g.warps * U::UNIT);
-        if (g.depth < 2) g.depth = 2;
-        if (g.depth > 32) g.depth = 32;
-        while (g.depth > 2 && small_shared<U>(R, T, STAGED, g, segs) > (size_t)q.shared_max) g.depth--;
-        *bytes = small_shared<U>(R, T, STAGED, g, segs);
-        if (*bytes <= (size_t)q.shared_max) break;
-    }
-    return g;
-}
+enum { ACT_KB = 52 }; /* measured on the H200 (research/orders) */
+enum { ACT_WIDE_KB = 136, WIDE_KB = 222, WIDE_WARPS = 10 };
 
 template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, LinearArgs a) {
-    constexpr int reducers = R == 8 ? 4 : R == 4 ? 2 : 1;
     size_t bytes = 0;
-    SmallShape g = small_shape<U, R, GLU, STAGED>(q, a.segs, &bytes);
-    const int rest = a.blocks % q.sms; /* tile blocks of a last round: as halves if that is one round */
-    a.whole = !GLU && 2 * rest <= q.sms ? a.blocks - rest : a.blocks;
-    a.items = 2 * a.blocks - a.whole;
-    launch(q, k_linear_small<U, R, GLU, STAGED>, dim3((unsigned)q.sms), 32 * (g.warps + reducers), bytes, a, g);
+    SmallShape g = small_shape<U, R, GLU, STAGED>((size_t)q.shared_max, a.segs, &bytes);
+    small_items<GLU>(a, g, q.sms);
+    launch(q, k_linear_small<U, R, GLU, STAGED>, dim3((unsigned)q.sms), 32 * (g.warps + small_reducers<R>()), bytes, a, g);
 }
 
 /* One row, measured on the H200: warps that fold (more of them and deeper rings were slower), half of which ask before the dependency wait. Tiles of a
@@ -78,14 +59,23 @@ template <class U> void one_launch(Queue &q, const LinearArgs &a, bool glu) {
 
 inline bool acts_fit(int R, int segs) { return (size_t)R * segs * 352 <= (size_t)ACT_KB * 1024; }
 
+/* Beyond ACT_KB the alternative is eight row slots whose activations are read from device memory for every item, so fewer warps or shallower rings
+ * are the lesser evil where shared memory is large */
+template <class U, int R, bool GLU> bool staged_fits(const Queue &q, int segs) {
+    if (acts_fit(R, segs)) return true;
+    if ((size_t)q.shared_max < (size_t)WIDE_KB * 1024 || (size_t)R * segs * 352 > (size_t)ACT_WIDE_KB * 1024) return false;
+    size_t bytes = 0;
+    return small_shape<U, R, GLU, true>((size_t)q.shared_max, segs, &bytes).warps >= WIDE_WARPS;
+}
+
 template <class U> bool takes_norm(const Queue &q, int segs) { return one_fits<U>(q, segs) && segs <= 2 * ONE_WARPS; }
 
 template <class U, bool GLU, bool MANY> void small_rows(Queue &q, const LinearArgs &a) {
     if constexpr (MANY) {
         if (a.rows <= 2 && acts_fit(2, a.segs)) return small_launch<U, 2, GLU, true>(q, a);
-        if (a.rows <= 4 && acts_fit(4, a.segs)) return small_launch<U, 4, GLU, true>(q, a);
+        if (a.rows <= 4 && staged_fits<U, 4, GLU>(q, a.segs)) return small_launch<U, 4, GLU, true>(q, a);
     }
-    if (acts_fit(8, a.segs)) small_launch<U, 8, GLU, true>(q, a);
+    if (staged_fits<U, 8, GLU>(q, a.segs)) small_launch<U, 8, GLU, true>(q, a);
     else small_launch<U, 8, GLU, false>(q, a);
 }
 

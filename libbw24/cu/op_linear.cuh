@@ -34,7 +34,7 @@ struct LinearArgs {
     Acts x;
     Acts xo;           /* GLU: the quantised result; xo.q NULL where nobody reads it */
     int n_parts, blocks; /* tile blocks of all parts (GLU: of one) */
-    int whole, items;    /* the first `whole` items are tile blocks, the others halves of the remaining blocks (one tile of 16 outputs) */
+    int whole, items;    /* the first `whole` items are tile blocks, the others, at most one a block of threads, halves of the remaining ones (a tile of 16 outputs) */
     int rows, segs, gelu;
     LinearNorm norm;   /* x NULL: the input is x; else one row */
     int *fault, op;    /* op that a fault of the GLU's quantisation names */
@@ -91,6 +91,28 @@ __device__ __forceinline__ void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
 }
 
+/* the same with all accumulators at MAGIC before */
+template <bool UNSIGNED = false> __device__ __forceinline__ void mma32_first(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    if (UNSIGNED)
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
+            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(MAGIC));
+    else
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
+            : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(MAGIC));
+}
+__device__ __forceinline__ void mma16_first(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%7,%7,%7};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3]) : "r"(a0), "r"(a1), "r"(b0), "r"(MAGIC));
+}
+template <bool UNSIGNED = false> __device__ __forceinline__ void mma32_to(bool first, int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    if (first) mma32_first<UNSIGNED>(c, a0, a1, a2, a3, b0, b1);
+    else mma32<UNSIGNED>(c, a0, a1, a2, a3, b0, b1);
+}
+__device__ __forceinline__ void mma16_to(bool first, int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
+    if (first) mma16_first(c, a0, a1, b0);
+    else mma16(c, a0, a1, b0);
+}
+
 /* the group value t from accumulators c (S2, S2M: c and ch), scale a and am = -a * MAGIC_F, second scale or minimum b, sum of codes A (S2M: A0),
  * S2M: minima m0 and m1, A1 */
 template <Form F> __device__ __forceinline__ float group_value(int c, int ch, float a, float b, float am, float a0, float m0 = 0.0f, float m1 = 0.0f, float a1 = 0.0f) {
@@ -102,12 +124,14 @@ template <Form F> __device__ __forceinline__ float group_value(int c, int ch, fl
 }
 
 /* Activations of one segment for R row slots. The 8 columns of an mma are R rows x G groups: column gid is row gid / G, group
- * gid % G of a set of G; a register holds zero where the column belongs to another group, so one accumulator gathers G groups.
+ * gid % G of a set of G; a register holds zero where the column belongs to another group, so one accumulator gathers G groups. HALVES: column gid is
+ * row gid / 2, half gid % 2 of one group.
  * b: the B registers of the segment's 8 groups. Scales and sums of columns 2 tig and 2 tig + 1, by set: read from the block's copy
  * [segment][set][8 columns] (STAGED), else loaded from device memory into registers with the codes. */
 template <int R, bool STAGED, Form F> struct ActSource {
     static constexpr int G = 8 / R;
     static constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M, LOWS = F == FORM_S2M;
+    static constexpr bool HALVES = R == 4 && STAGED && (F == FORM_S2 || F == FORM_S2M); /* columns: 4 rows x halves of a group of two scales */
     uint2 b[8];
     float2 rd[STAGED ? 1 : R], ra[STAGED || !SUMS ? 1 : R], rl[STAGED || !LOWS ? 1 : R];
     const float *d, *a, *l;
@@ -122,10 +146,20 @@ template <int R, bool STAGED, Form F> struct ActSource {
     }
     __device__ __forceinline__ void from_shared(const uint8_t *codes, const float *delta, const float *sum, const float *low, int cols, int seg, int lane) {
         int gid = lane >> 2, tig = lane & 3, at = seg * 8 * R + 2 * tig;
+        d = delta + at; a = sum + at; l = low + at;
+        if (HALVES) {
+            const uint8_t *q = codes + (gid / G) * (cols + 32) + seg * 256 + tig * 8 + (gid & 1) * 4;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const uint32_t w = *(const uint32_t *)(q + j * 32);
+                b[j] = gid & 1 ? make_uint2(0, w) : make_uint2(w, 0);
+                asm volatile("" : "+r"(b[j].x), "+r"(b[j].y));
+            }
+            return;
+        }
         const uint8_t *q = codes + (gid / G) * (cols + 32) + (seg * 8 + gid % G) * 32 + tig * 8;
 #pragma unroll
         for (int s = 0; s < R; s++) put_codes(s, *(const uint2 *)(q + s * G * 32), gid);
-        d = delta + at; a = sum + at; l = low + at;
     }
     __device__ __forceinline__ static float2 two(const float *p, const Acts &x, int seg, int s, int tig) {
         float v[2];
@@ -155,20 +189,75 @@ template <int R, bool STAGED, Form F> struct ActSource {
 /* scales of the groups of an mma's columns 2 tig and 2 tig + 1 for one row of the unit */
 struct RowScales { float a[2], b[2], m0[2], m1[2]; };
 
+/* the integers of a group of a unit: c of its first 16 columns and ch of the others where these have scales of their own, else c of all (HALVES: by column).
+ * first: c and ch begin */
+template <class U, bool HALVES> __device__ __forceinline__ void group_dots(const typename U::Pack &p0, const typename U::Pack &p1, int e, uint2 b, bool first, int *c, int *ch) {
+    constexpr bool TWO = (U::FORM == FORM_S2 || U::FORM == FORM_S2M) && !HALVES;
+    if constexpr (U::APART) {
+        const TableApart t0 = U::signs(p0, e), t1 = U::signs(p1, e);
+        if (TWO) {
+            mma16_to(first, c, t0.plus[0], t1.plus[0], b.x);
+            mma16_to(first, ch, t0.plus[1], t1.plus[1], b.y);
+            mma16(c, t0.minus[0], t1.minus[0], b.x);
+            mma16(ch, t0.minus[1], t1.minus[1], b.y);
+        } else {
+            mma32_to(first, c, t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], b.x, b.y);
+            mma32(c, t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], b.x, b.y);
+        }
+    } else {
+        uint32_t l0, h0, l1, h1;
+        U::unpack(p0, e, l0, h0);
+        U::unpack(p1, e, l1, h1);
+        if (TWO) { mma16_to(first, c, l0, l1, b.x); mma16_to(first, ch, h0, h1, b.y); }
+        else mma32_to<U::UNSIGNED>(first, c, l0, l1, h0, h1, b.x, b.y);
+    }
+}
+/* the same of one row, whose products follow one another eight times: those of values below zero go to accumulators of their own, taken off c and ch at the
+ * end */
+template <class U>
+__device__ __forceinline__ void group_dots_apart(const typename U::Pack &p0, const typename U::Pack &p1, int e, uint2 b, int *c, int *ch, int *less, int *lessh) {
+    const TableApart t0 = U::apart(p0, e), t1 = U::apart(p1, e);
+    if (U::FORM == FORM_S1) {
+        mma32(c, t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], b.x, b.y);
+        mma32(less, t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], b.x, b.y);
+    } else {
+        mma16(c, t0.plus[0], t1.plus[0], b.x);
+        mma16(ch, t0.plus[1], t1.plus[1], b.y);
+        mma16(less, t0.minus[0], t1.minus[0], b.x);
+        mma16(lessh, t0.minus[1], t1.minus[1], b.y);
+    }
+}
+
+/* Scales of a unit are made by the quad of lanes that reads them, each lane those of one word of two rows, and pass through shared memory while the
+ * products run. The pitch keeps lanes that store, and those that read, in separate banks. */
+enum { BOX_PITCH = 18, BOX = 4 * BOX_PITCH }; /* float4 of a warp: [4 words][16 rows], a[2] and b[2] */
+template <class U, int R> __host__ __device__ constexpr bool boxed() { return R >= 4 && U::FORM != FORM_S2M; }
+
 /* p of one unit in shared memory: R = 8: columns 2 tig and 2 tig + 1; R = 4: row slot tig; R = 2: row slot tig / 2 in odd lanes; R = 1: in lanes of tig 3 */
 /* read() is called by the whole warp once the unit is not read again */
 template <class U, int R, bool STAGED, class Read>
-__device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, STAGED, U::FORM> &x, int lane, float (*p)[2], Read read) {
+__device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, STAGED, U::FORM> &x, int lane, float4 *box, float (*p)[2], Read read) {
     constexpr int G = 8 / R;
     constexpr Form F = U::FORM;
+    constexpr bool HALVES = ActSource<R, STAGED, F>::HALVES;
     const int gid = lane >> 2, tig = lane & 3;
     const uint8_t *scales = w + 2 * U::HALF;
     p[0][0] = p[0][1] = p[1][0] = p[1][1] = 0.0f;
     constexpr bool EARLY = R == 1 && U::UNIT < 3072; /* all of the unit fits in registers */
-    constexpr bool APART = U::APART && R < 8; /* with 8 row slots its accumulators do not */
+    constexpr bool APART = R == 1 && U::APART;
     typename U::Pack pk[2][2 * U::PACKS];
     typename U::Pair raw[2];
     RowScales sc[2];
+    if constexpr (boxed<U, R>()) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float a[2], b[2];
+            raw[r] = U::fetch(scales, gid + 8 * r, tig);
+            U::pair(raw[r], tig, a, b);
+            box[tig * BOX_PITCH + gid + 8 * r] = make_float4(a[0], a[1], b[0], b[1]);
+        }
+        __syncwarp();
+    }
     if (EARLY) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -180,41 +269,32 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
     }
 #pragma unroll
     for (int s = 0; s < R; s++) {
-        int c[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, ch[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-        int less[4] = {0, 0, 0, 0}, lessh[4] = {0, 0, 0, 0}; /* APART: what is taken off c and ch */
+        int c[HALVES ? G : 1][4], ch[4], less[4] = {0, 0, 0, 0}, lessh[4] = {0, 0, 0, 0};
+        if (APART)
+#pragma unroll
+            for (int i = 0; i < 4; i++) c[0][i] = ch[i] = MAGIC;
 #pragma unroll
         for (int k = 0; k < G; k++) {
             const int j = s * G + k, e = (j & 3) % U::GP;
             if (!e && !EARLY)
 #pragma unroll
                 for (int r = 0; r < 2; r++) pk[r][j / U::GP] = U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, r, lane);
-            if constexpr (APART) {
-                const TableApart t0 = U::apart(pk[0][j / U::GP], e), t1 = U::apart(pk[1][j / U::GP], e);
-                if (F == FORM_S1) {
-                    mma32(c, t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], x.b[j].x, x.b[j].y);
-                    mma32(less, t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], x.b[j].x, x.b[j].y);
-                } else {
-                    mma16(c, t0.plus[0], t1.plus[0], x.b[j].x);
-                    mma16(ch, t0.plus[1], t1.plus[1], x.b[j].y);
-                    mma16(less, t0.minus[0], t1.minus[0], x.b[j].x);
-                    mma16(lessh, t0.minus[1], t1.minus[1], x.b[j].y);
-                }
-            } else {
-                uint32_t l0, h0, l1, h1;
-                U::unpack(pk[0][j / U::GP], e, l0, h0);
-                U::unpack(pk[1][j / U::GP], e, l1, h1);
-                if (F == FORM_S2 || F == FORM_S2M) { mma16(c, l0, l1, x.b[j].x); mma16(ch, h0, h1, x.b[j].y); }
-                else mma32<U::UNSIGNED>(c, l0, l1, h0, h1, x.b[j].x, x.b[j].y);
-            }
+            if constexpr (APART) group_dots_apart<U>(pk[0][j / U::GP], pk[1][j / U::GP], e, x.b[j], c[0], ch, less, lessh);
+            else group_dots<U, HALVES>(pk[0][j / U::GP], pk[1][j / U::GP], e, x.b[j], HALVES || !k, c[HALVES ? k : 0], ch);
         }
         if (APART)
 #pragma unroll
-            for (int i = 0; i < 4; i++) { c[i] -= less[i]; ch[i] -= lessh[i]; }
+            for (int i = 0; i < 4; i++) { c[0][i] -= less[i]; ch[i] -= lessh[i]; }
         const float2 d = x.delta(s), a = x.sum(s), z = x.low(s);
         if (R < 8 || !(s & 1))
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int at = R == 8 ? s >> 1 : R == 4 ? s : R == 2 ? 2 * s + (tig & 1) : tig;
+                if (boxed<U, R>()) {
+                    const float4 v = box[at * BOX_PITCH + gid + 8 * r];
+                    sc[r] = {{v.x, v.y}, {v.z, v.w}, {0, 0}, {0, 0}};
+                    continue;
+                }
                 if (!EARLY) raw[r] = U::fetch(scales, gid + 8 * r, at);
                 U::pair(raw[r], at, sc[r].a, sc[r].b);
                 unit_mins<U>(raw[r], sc[r].m0, sc[r].m1);
@@ -222,10 +302,11 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
         if (!EARLY && s == R - 1) read();
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const int e0 = R == 8 ? s & 1 : 0, e1 = R == 8 ? s & 1 : 1;
+            const int e0 = R == 8 ? s & 1 : 0, e1 = R == 8 ? s & 1 : 1, h = HALVES ? G - 1 : 0; /* HALVES: c[k] are the halves of group k */
             const RowScales &q = sc[r];
-            float t0 = group_value<F>(c[2 * r], ch[2 * r], q.a[e0], q.b[e0], q.a[e0] * -MAGIC_F, F == FORM_S2M ? z.x : a.x, q.m0[e0], q.m1[e0], a.x - z.x);
-            float t1 = group_value<F>(c[2 * r + 1], ch[2 * r + 1], q.a[e1], q.b[e1], q.a[e1] * -MAGIC_F, F == FORM_S2M ? z.y : a.y, q.m0[e1], q.m1[e1], a.y - z.y);
+            const int *c0 = c[0] + 2 * r, *c1 = c[h] + 2 * r + !HALVES, *h0 = HALVES ? c0 + 1 : ch + 2 * r, *h1 = HALVES ? c1 + 1 : ch + 2 * r + 1;
+            float t0 = group_value<F>(*c0, *h0, q.a[e0], q.b[e0], q.a[e0] * -MAGIC_F, F == FORM_S2M ? z.x : a.x, q.m0[e0], q.m1[e0], a.x - z.x);
+            float t1 = group_value<F>(*c1, *h1, q.a[e1], q.b[e1], q.a[e1] * -MAGIC_F, F == FORM_S2M ? z.y : a.y, q.m0[e1], q.m1[e1], a.y - z.y);
             if constexpr (R == 8) {
                 p[r][0] = fmaf(d.x, t0, p[r][0]);
                 p[r][1] = fmaf(d.y, t1, p[r][1]);
@@ -238,6 +319,7 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
             }
         }
     }
+    if (boxed<U, R>()) __syncwarp(); /* the box may be filled again */
 }
 
 /* p's of a unit: [R][PITCH] floats, rows of a column adjacent; the pitch keeps the four columns of a store in separate banks */
@@ -269,33 +351,49 @@ __device__ __forceinline__ void stage_norm(const LinearArgs &a, int warps, uint8
     });
 }
 
-/* R rows of activations into shared memory */
-template <int R, Form F> __device__ __forceinline__ void stage_acts(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low) {
+/* a segment of R rows of activations into shared memory, by one warp */
+template <int R, Form F> __device__ __forceinline__ void stage_acts(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low, int seg, int lane) {
     constexpr int G = 8 / R;
-    const int cols = a.x.cols, chunks = cols / 16, pitch = a.segs * 256 + 32;
-    for (int r = 0; r < R; r++)
-        for (int i = threadIdx.x; i < chunks; i += blockDim.x) cp16(codes + r * pitch + i * 16, a.x.q + (size_t)r * cols + i * 16);
-    asm volatile("cp.async.commit_group;");
-#pragma unroll 2
-    for (int i = threadIdx.x; i < a.segs * 8 * R; i += blockDim.x) {
-        int col = i & 7, g = (i / (8 * R)) * 8 + (i >> 3) % R * G + col % G, ok = g < cols / 32;
-        size_t at = (size_t)g * a.x.ld + col / G;
-        float d = ok ? __ldcg(a.x.delta + at) : 0.0f, m = (F == FORM_S1M || F == FORM_S2M) && ok ? __ldcg(a.x.sum + at) : 0.0f;
-        float z = F == FORM_S2M && ok ? __ldcg(a.x.low + at) : 0.0f;
-        delta[i] = d;
-        if (F == FORM_S1M || F == FORM_S2M) sum[i] = m;
-        if (F == FORM_S2M) low[i] = z;
+    const int cols = a.x.cols, pitch = a.segs * 256 + 32;
+#pragma unroll
+    for (int i = lane; i < 16 * R; i += 32) {
+        const int c = seg * 256 + (i & 15) * 16;
+        if (c < cols) cp16(codes + (i >> 4) * pitch + c, a.x.q + (size_t)(i >> 4) * cols + c);
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+#pragma unroll
+    for (int i = lane; i < 8 * R; i += 32) {
+        const int col = i & 7, g = seg * 8 + (i >> 3) * G + col % G, ok = g < cols / 32, to = seg * 8 * R + i;
+        const size_t at = (size_t)g * a.x.ld + col / G;
+        delta[to] = ok ? __ldcg(a.x.delta + at) : 0.0f;
+        if (F == FORM_S1M || F == FORM_S2M) sum[to] = ok ? __ldcg(a.x.sum + at) : 0.0f;
+        if (F == FORM_S2M) low[to] = ok ? __ldcg(a.x.low + at) : 0.0f;
+    }
 }
 
+/* the segments warp, warp + step, ... */
+template <int R, Form F> __device__ __forceinline__ void stage_own(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low, int warp, int step, int lane) {
+#pragma unroll 1
+    for (int seg = warp; seg < a.segs; seg += step) stage_acts<R, F>(a, codes, delta, sum, low, seg, lane);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+}
+
+enum { SMALL_WARPS = 16, SMALL_DEPTH = 32, SMALL_BARS = (SMALL_WARPS * SMALL_DEPTH + 4) * 8 + 96 }; /* most consumer warps, units of a ring; bytes of barriers */
+/* Folds of a block: (item, segment), segments first, and warp w takes folds w, w + warps, ... A chunk is as many segments of an item as are handed over
+ * together; each warp has a fold of every chunk. */
 struct SmallShape {
-    int warps; /* consumer warps = segments in flight */
-    int depth; /* units of a warp's ring, at most 32 */
+    int warps;         /* consumer warps */
+    int depth;         /* units of a warp's ring, at most 32 */
+    int chunk, chunks; /* segments of a chunk, at least `warps` also in the last one; chunks of an item */
+    bool mixed;        /* a warp folds segments that another has brought */
+    int each, more;    /* whole items of a block; the first `more` blocks have one more */
 };
 
 /* most threads of a block; unstaged activations need more registers a thread */
 template <class U, int R, bool STAGED> __host__ __device__ constexpr int small_threads() { return R < 8 ? 576 : STAGED ? 640 : U::FORM == FORM_S2M ? 384 : 512; }
+
+/* reducer warps */
+template <int R> __host__ __device__ constexpr int small_reducers() { return R == 8 ? 4 : R == 4 ? 2 : 1; }
 
 /* the part that tile block tb belongs to; tb becomes its number within the part */
 __device__ __forceinline__ int part_of(const LinearArgs &a, int &tb) {
@@ -317,112 +415,104 @@ __device__ __forceinline__ float linear_scaled(const LinearPart &p, int n, float
     return p.bias && n < p.n ? v + __ldg(p.bias + n) : v;
 }
 
-/* The units that consumer warp `warp` asks for, in the order in which it folds them: items of the block, segments warp, warp + W, ..., tiles.
- * One lane calls next(). */
+/* x / n, rounded down, for 0 <= x < 2^20: the quotient's distance from the integer above it is more than the error */
+__device__ __forceinline__ int small_quotient(int x, int n) { return (int)__fdividef((float)x + 0.5f, (float)n); }
+
+/* The units that a consumer warp asks for, in the order of its folds and their tiles. Unit k is asked for by lane k % 32, which finds its address 32 units
+ * at a time, so that a request is short. */
 template <class U, bool GLU> struct UnitQueue {
+    enum { TILES = GLU ? 4 : 2 };
     const LinearArgs &a;
-    const uint8_t *src;
-    int item, seg, t, tiles, warp, W; /* t of `tiles` units of this item and segment */
-    __device__ __forceinline__ size_t row_stride() const { return (size_t)a.segs * U::UNIT; } /* from a tile to the next */
-    __device__ __forceinline__ void locate() {
-        if (item >= a.items) return;
-        int half = item - a.whole, tb = half < 0 ? item : a.whole + (half >> 1), first = half < 0 ? 0 : half & 1;
-        tiles = GLU ? 4 : half < 0 ? 2 : 1;
-        int p = GLU ? 0 : part_of(a, tb);
-        src = a.part[p].w + ((size_t)(tb * 2 + first) * a.segs + seg) * U::UNIT;
+    const SmallShape &g;
+    const uint8_t *src; /* of the lane's next unit, NULL: none */
+    int k, warp;
+    /* where unit i of the warp lies: whole items come first, then at most one half */
+    __device__ __forceinline__ const uint8_t *source(int i) const {
+        const int b = blockIdx.x, whole = g.each + (b < g.more), n = whole * a.segs - warp;
+        const int full = n > 0 ? (small_quotient(n - 1, g.warps) + 1) * TILES : 0;
+        const bool half = i >= full;
+        const int fold = warp + (half ? full / TILES + i - full : i / TILES) * g.warps, item = small_quotient(fold, a.segs), t = half ? b & 1 : i % TILES;
+        if (half && (item > whole || b >= a.items - a.whole)) return NULL;
+        int tb = half ? a.whole + (b >> 1) : b + item * gridDim.x, p = GLU ? t >> 1 : part_of(a, tb);
+        return a.part[p].w + ((size_t)(tb * 2 + (t & 1)) * a.segs + fold - item * a.segs) * U::UNIT;
     }
-    __device__ __forceinline__ void start() { item = blockIdx.x; seg = warp; t = 0; locate(); }
-    __device__ __forceinline__ void next(uint8_t *slot, uint64_t *bar) {
-        if (item >= a.items) return;
-        bar_expect(bar, U::UNIT);
-        bulk_copy(slot, src, U::UNIT, bar);
-        bar_issued(bar);
-        if (++t < tiles) {
-            src += row_stride();
-            if (GLU && t == 2) src += (a.part[1].w - a.part[0].w) - 2 * row_stride();
-            return;
+    /* by the whole warp */
+    __device__ __forceinline__ void next(uint8_t *slot, uint64_t *bar, int lane) {
+        if (!(k & 31)) src = source(k + lane);
+        if (lane == (k & 31) && src) {
+            bar_expect(bar, U::UNIT);
+            bulk_copy(slot, src, U::UNIT, bar);
+            bar_issued(bar);
         }
-        t = 0;
-        seg += W;
-        if (seg < a.segs) {
-            src += W * U::UNIT - (tiles > 1 ? row_stride() : 0);
-            if (GLU) src -= a.part[1].w - a.part[0].w;
-            return;
-        }
-        seg = warp;
-        item += gridDim.x;
-        locate();
+        k++;
     }
 };
 
 /* R row slots (rows <= R), T tiles of 16 outputs a tile block: 2 of one part; GLU: 2 of gate, 2 of up. Persistent over items.
- * Threads: consumer warp w takes segments w, w + W, ... of the tiles through its own ring of bulk copies, which is filled before the
- * dependency wait and never drains between items; reducer warps add the p's, handed over in shared memory, segments ascending.
+ * Threads: consumer warps fold units that come through their own rings of bulk copies, filled before the dependency wait and never drained between
+ * items; reducer warps add the p's, handed over in shared memory, segments ascending.
  * Traffic: every weight byte once; activations once a block (STAGED) or once a segment and item. */
 template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds__(small_threads<U, R, STAGED>(), 1) k_linear_small(LinearArgs a, SmallShape g) {
-    constexpr int T = GLU ? 4 : 2, RW = R == 8 ? 4 : R == 4 ? 2 : 1, ITEMS = T / 2 * R / RW, PU = PartLayout<R>::UNIT, BUFS = 2;
+    constexpr int T = GLU ? 4 : 2, RW = small_reducers<R>(), ITEMS = T / 2 * R / RW, PU = PartLayout<R>::UNIT, BUFS = 2;
     extern __shared__ __align__(128) uint8_t sm[];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth, S = a.segs, rounds = (S + W - 1) / W;
-    float *parts = (float *)(sm + (size_t)W * D * U::UNIT);   /* [BUFS][T][W][PU] */
-    uint64_t *bars = (uint64_t *)(parts + BUFS * T * W * PU); /* full[W][D], handed[BUFS], freed[BUFS] */
-    uint64_t *handed = bars + W * D, *freed = handed + BUFS;
-    uint8_t *codes = (uint8_t *)(freed + BUFS) + ((W * D & 1) ? 8 : 0);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth, S = a.segs, C = g.chunk;
+    uint64_t *full = (uint64_t *)sm + warp * SMALL_DEPTH, *handed = (uint64_t *)sm + SMALL_WARPS * SMALL_DEPTH, *freed = handed + BUFS; /* full: of a warp */
+    float4 *box = (float4 *)(sm + SMALL_BARS) + warp * BOX;
+    uint8_t *rings = sm + SMALL_BARS + (boxed<U, R>() ? W * BOX * 16 : 0), *ring = rings + (size_t)warp * D * U::UNIT;
+    float *parts = (float *)(rings + (size_t)W * D * U::UNIT); /* [BUFS][T][C][PU] */
+    uint8_t *codes = (uint8_t *)(parts + BUFS * T * C * PU);
     float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + S * 8 * R, *low = sum + S * 8 * R;
-    uint8_t *ring = sm + (size_t)warp * D * U::UNIT; /* of a consumer warp */
-    uint64_t *full = bars + warp * D;
-    UnitQueue<U, GLU> queue = {a, NULL, 0, 0, 0, 0, warp, W};
+    UnitQueue<U, GLU> queue = {a, g, NULL, 0, warp};
     if (warp < W) {
         if (lane < D) bar_init(full + lane, 1);
         bar_fence();
         __syncwarp();
-        if (!lane) {
-            queue.start();
-            for (int i = 0; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i);
-        }
+        for (int i = 0; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
     } else if (threadIdx.x - W * 32 < BUFS) {
         int i = threadIdx.x - W * 32;
-        bar_init(handed + i, W);
+        bar_init(handed + i, C);
         bar_init(freed + i, RW);
     }
     pdl_trigger();
+    __syncthreads(); /* the barriers are there */
     const bool norm = R == 1 && STAGED && a.norm.x;
     if (norm) stage_norm(a, W, codes, delta, sum, low, parts);
     else pdl_wait();
-    if (STAGED && !norm) stage_acts<R, U::FORM>(a, codes, delta, sum, low);
-    __syncthreads();
-    int buf = 0, phase = 0;
+    if (STAGED && !norm && warp < W) stage_own<R, U::FORM>(a, codes, delta, sum, low, warp, W, lane);
+    if (norm || g.mixed) __syncthreads(); /* else a warp reads what it brought */
     if (warp < W) {
-        int slot = 0, ring_phase = 0;
-        for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
-            const int tiles = GLU ? 4 : item < a.whole ? 2 : 1;
-            for (int seg = warp, r = 0; r < rounds; r++, seg += W) {
-                bar_wait(freed + buf, phase ^ 1); /* also without a segment: a warp may not run a round ahead */
-                if (seg < S) {
-                    ActSource<R, STAGED, U::FORM> x;
-                    if (STAGED) x.from_shared(codes, delta, sum, low, S * 256, seg, lane);
-                    else x.from_device(a.x, seg, lane);
-                    float *to = parts + ((size_t)buf * T * W + warp) * PU;
-#pragma unroll 1
-                    for (int t = 0; t < tiles; t++) {
-                        float p[2][2];
-                        bar_wait(full + slot, ring_phase);
-                        unit_fold<U, R, STAGED>(ring + slot * U::UNIT, x, lane, p, [&]() {
-                            __syncwarp();
-                            if (!lane) queue.next(ring + slot * U::UNIT, full + slot);
-                        });
-                        if (++slot == D) { slot = 0; ring_phase ^= 1; }
-                        unit_store<R>(to, lane, p);
-                        to += W * PU;
-                    }
-                }
-                __syncwarp();
-                if (!lane) bar_arrive(handed + buf);
-                if (++buf == BUFS) { buf = 0; phase ^= 1; }
+        int slot = 0, ring_phase = 0, held = -1;
+        ActSource<R, STAGED, U::FORM> x;
+        for (int item = blockIdx.x, seg = warp, turn = 0; item < a.items;) {
+            const int tiles = GLU ? 4 : item < a.whole ? 2 : 1, chunk = g.chunks > 1 ? small_quotient(seg, C) : 0, buf = (turn + chunk) & 1;
+            bar_wait(freed + buf, ((turn + chunk) >> 1 & 1) ^ 1);
+            if (seg != held) {
+                if (STAGED) x.from_shared(codes, delta, sum, low, S * 256, seg, lane);
+                else x.from_device(a.x, seg, lane);
+                held = seg;
             }
+            float *to = parts + ((size_t)buf * T * C + seg - chunk * C) * PU;
+#pragma unroll 1
+            for (int t = 0; t < tiles; t++) {
+                float p[2][2];
+                bar_wait(full + slot, ring_phase);
+                unit_fold<U, R, STAGED>(ring + slot * U::UNIT, x, lane, box, p, [&]() {
+                    __syncwarp();
+                    queue.next(ring + slot * U::UNIT, full + slot, lane);
+                });
+                if (++slot == D) { slot = 0; ring_phase ^= 1; }
+                unit_store<R>(to, lane, p);
+                to += C * PU;
+            }
+            __syncwarp();
+            if (!lane) /* the item's last fold stands for those that its last chunk lacks */
+                for (int i = seg == S - 1 ? S : g.chunks * C; i <= g.chunks * C; i++) bar_arrive(handed + buf);
+            for (seg += W; seg >= S; seg -= S) { item += gridDim.x; turn += g.chunks; }
         }
         return;
     }
     const int rw = warp - W;
+    int turn = 0;
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
         constexpr int OUT = GLU ? ITEMS / 2 : ITEMS;
         const int half = item - a.whole; /* of half an item the lanes of the second tile hold nothing */
@@ -434,19 +524,18 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
         for (int i = 0; i < ITEMS; i++) y[i] = 0.0f;
 #pragma unroll
         for (int i = 0; i < OUT; i++) res[i] = !GLU && (rw + i * RW) % R < a.rows && n < p.n ? linear_res(p, (rw + i * RW) % R, n) : 0.0f;
-        for (int r = 0; r < rounds; r++) {
-            int count = min(W, S - r * W);
-            bar_wait(handed + buf, phase);
+        for (int r = 0; r < g.chunks; r++, turn++) {
+            const int count = min(C, S - r * C), buf = turn & 1;
+            bar_wait(handed + buf, turn >> 1 & 1);
 #pragma unroll
             for (int i = 0; i < ITEMS; i++) {
                 int pair = i * RW / R, col = (rw + i * RW) % R;
-                const float *ps = parts + (size_t)(buf * T + pair * 2 + (lane >> 4)) * W * PU + col * PartLayout<R>::PITCH + (lane & 15);
+                const float *ps = parts + (size_t)(buf * T + pair * 2 + (lane >> 4)) * C * PU + col * PartLayout<R>::PITCH + (lane & 15);
 #pragma unroll 8
                 for (int w = 0; w < count; w++) y[i] = y[i] + ps[w * PU];
             }
             __syncwarp();
             if (!lane) bar_arrive(freed + buf);
-            if (++buf == BUFS) { buf = 0; phase ^= 1; }
         }
 #pragma unroll
         for (int i = 0; i < OUT; i++) {
@@ -460,9 +549,41 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
     }
 }
 
-template <class U> inline size_t small_shared(int R, int T, bool staged, const SmallShape &g, int segs) {
-    size_t unit = R > 2 ? R * 20 : R * 16, acts = staged ? (size_t)R * (segs * 256 + 32) + (size_t)segs * 8 * R * 12 : 0;
-    return (size_t)g.warps * g.depth * (U::UNIT + 8) + (size_t)2 * T * g.warps * unit * 4 + 48 + acts;
+template <class U, int R, bool GLU, bool STAGED> inline size_t small_shared(const SmallShape &g, int segs) {
+    constexpr int FLOATS = U::FORM == FORM_S2M ? 3 : U::FORM == FORM_S1M ? 2 : 1; /* of a group's activations */
+    const size_t acts = STAGED ? (size_t)R * (segs * 256 + 32) + (size_t)segs * 8 * R * 4 * FLOATS : 0;
+    const size_t parts = (size_t)2 * (GLU ? 4 : 2) * g.chunk * PartLayout<R>::UNIT * 4;
+    return SMALL_BARS + (size_t)g.warps * ((boxed<U, R>() ? BOX * 16 : 0) + g.depth * U::UNIT) + parts + acts;
+}
+
+enum { RING_KB = 110 }; /* measured on the H200 (research/orders) */
+/* the widest block whose rings are at least two units deep and that fits */
+template <class U, int R, bool GLU, bool STAGED> SmallShape small_shape(size_t shared_max, int segs, size_t *bytes) {
+    constexpr int limit = small_threads<U, R, STAGED>() / 32 - small_reducers<R>();
+    SmallShape g = {};
+    for (int most = limit < SMALL_WARPS ? limit : (int)SMALL_WARPS; most > 0; most--) {
+        g.warps = segs < most ? segs : most;
+        g.chunks = segs / g.warps;
+        g.chunk = (segs + g.chunks - 1) / g.chunks;
+        g.mixed = segs % g.warps;
+        if (segs - (g.chunks - 1) * g.chunk < g.warps) continue;
+        g.depth = RING_KB * 1024 / (g.warps * U::UNIT);
+        if (g.depth < 2) g.depth = 2;
+        if (g.depth > SMALL_DEPTH) g.depth = SMALL_DEPTH;
+        while (g.depth > 2 && small_shared<U, R, GLU, STAGED>(g, segs) > shared_max) g.depth--;
+        *bytes = small_shared<U, R, GLU, STAGED>(g, segs);
+        if (*bytes <= shared_max) break;
+    }
+    return g;
+}
+
+/* what each of `sms` blocks works on */
+template <bool GLU> void small_items(LinearArgs &a, SmallShape &g, int sms) {
+    const int rest = a.blocks % sms; /* tile blocks of a last round: as halves if that is one round */
+    a.whole = !GLU && 2 * rest <= sms ? a.blocks - rest : a.blocks;
+    a.items = 2 * a.blocks - a.whole;
+    g.each = a.whole / sms;
+    g.more = a.whole % sms;
 }
 
 } // namespace bw

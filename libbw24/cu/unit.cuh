@@ -151,6 +151,12 @@ __device__ __forceinline__ TableApart table_apart(uint32_t w, uint32_t clear0, u
     return {{prmt(clear0, clear1, w), prmt(clear0, clear1, w >> 16)}, {prmt(set0, set1, v), prmt(set0, set1, v >> 16)}};
 }
 
+/* The same for one product over both words: plus holds value + 1 for each value from zero up and 0 for the others, minus holds each value below zero and
+ * -1 for the others, whose table bytes have their top bit set; so plus . x + minus . x is the product. */
+__device__ __forceinline__ TableApart table_signs(uint32_t below, uint32_t above, uint32_t p0, uint32_t p1, uint32_t m0, uint32_t m1) {
+    return {{prmt(p0, p1, above), prmt(p0, p1, above >> 16)}, {prmt(m0, m1, below), prmt(m0, m1, below >> 16)}};
+}
+
 /* E2M1 codes, values doubled; the low 16 bits of a word are word tig, the high 16 bits word tig + 4, columns ascending; one scale a half */
 struct U_NVFP4 : Nibbles {
     static constexpr Form FORM = FORM_S2;
@@ -158,6 +164,10 @@ struct U_NVFP4 : Nibbles {
     /* zero: 0, perhaps in a way that the compiler does not see, so that it keeps half of the table in a register */
     static __device__ __forceinline__ TableApart apart(const Pack &p, int c, uint32_t zero = 0) {
         return table_apart(word_of(p.v, c), 0x03020100u | zero, 0x0c080604u, 0x03020100u | zero, 0x0c080604u);
+    }
+    static __device__ __forceinline__ TableApart signs(const Pack &p, int c) { /* the nibble of -0 does not occur */
+        const uint32_t w = word_of(p.v, c);
+        return table_signs(w ^ 0x88888888u, w, 0x04030201u, 0x0d090705u, 0xfdfeff80u, 0xf4f8fafcu);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
@@ -180,6 +190,10 @@ struct U_IQ4_XS : Nibbles, RowOfPairs<U_IQ4_XS> {
     static __device__ __forceinline__ TableApart apart(const Pack &p, int c, uint32_t zero = 0) { /* the lower half of the table is below zero */
         TableApart t = table_apart(word_of(p.v, c), 0x4153687fu | zero, 0x0a162331u, 0x26190d01u | zero, 0x71594535u);
         return {{t.minus[0], t.minus[1]}, {t.plus[0], t.plus[1]}};
+    }
+    static __device__ __forceinline__ TableApart signs(const Pack &p, int c) {
+        const uint32_t w = word_of(p.v, c);
+        return table_signs(w, w ^ 0x88888888u, 0x271a0e02u, 0x725a4636u, 0xbfad9881u, 0xf6eaddcfu);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};

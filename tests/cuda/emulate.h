@@ -150,7 +150,7 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t sel) {
 
 inline void __syncthreads() { emu::sync_threads(); }
 inline void __syncwarp(unsigned mask = ~0u) { uint32_t z = 0; emu::exchange(mask, &z, 1); }
-template <class T> T __shfl_sync(unsigned m, T v, int l) { return emu::from_lane(m, v, l); }
+template <class T> T __shfl_sync(unsigned m, T v, int l, int width = 32) { return emu::from_lane(m, v, (emu::lane() & -width) + (l & (width - 1))); }
 template <class T> T __shfl_xor_sync(unsigned m, T v, int o) { return emu::from_lane(m, v, emu::lane() ^ o); }
 template <class T> T __shfl_up_sync(unsigned m, T v, int d) { return emu::from_lane(m, v, emu::lane() >= d ? emu::lane() - d : emu::lane()); }
 template <class T> T __shfl_down_sync(unsigned m, T v, int d) { return emu::from_lane(m, v, emu::lane() + d < 32 ? emu::lane() + d : emu::lane()); }
@@ -196,6 +196,7 @@ inline int __syncthreads_or(int p) {
     return any;
 }
 inline void __threadfence() {}
+inline float __fdividef(float a, float b) { return a / b; }
 inline int atomicMin(int *p, int v) { int old = *p; *p = std::min(old, v); return old; }
 inline int atomicAdd(int *p, int v) { int old = *p; *p += v; return old; }
 

@@ -6,26 +6,7 @@
 #include "op_experts_gemm.cuh"
 #include "op_gemm_fast.cuh"
 #include "op_router.cuh"
-
-using namespace bw;
-
-static uint64_t state = 7;
-static uint32_t random32() { state = state * 6364136223846793005ull + 1442695040888963407ull; return (uint32_t)(state >> 32); }
-static float unit() { return (float)(int)(random32() >> 8) * 0x1p-23f - 1.0f; }
-static int bad;
-static void report(const char *name, bool equal) { printf("%s %s\n", equal ? "PASS" : "FAIL", name); bad |= !equal; }
-static bool same(const std::vector<float> &a, const std::vector<float> &b) { return a.size() == b.size() && !memcmp(a.data(), b.data(), a.size() * 4); }
-
-/* the scales of 16 rows, tame */
-template <class U> void fill_scales(uint8_t *s) {
-    for (int i = 0; i < U::SCALE; i++) s[i] = (uint8_t)random32();
-    for (int r = 0; r < 16; r++) {
-        if constexpr (std::is_same_v<U, U_Q4_K>) for (int k = 0; k < 2; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 8 + 2 * k, &h, 2); }
-        else if constexpr (std::is_same_v<U, U_NVFP4>) for (int k = 0; k < 16; k++) s[r * 16 + k] &= 0x3f;
-        else if constexpr (std::is_same_v<U, U_Q8_0>) for (int k = 0; k < 8; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 16 + 2 * k, &h, 2); }
-        else for (int k = 0; k < 4; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 16 + 4 * k, &h, 2); s[r * 16 + 4 * k + 2] &= 63; s[r * 16 + 4 * k + 3] &= 63; }
-    }
-}
+#include "units.h"
 
 /* matrices of `parts` experts, zero past their columns */
 template <class U> struct Matrices {
@@ -69,40 +50,9 @@ struct Rows {
     }
 };
 
-/* one output of one row by plain loops */
+/* one output of one row of an expert */
 template <class U> float plain(const ExpertMatrix &m, int id, int n, const Acts &x, int row) {
-    float y = 0.0f;
-    for (int seg = 0; seg < m.segs; seg++) {
-        const uint8_t *u = m.w + (size_t)id * m.stride + ((size_t)(n / 16) * m.segs + seg) * U::UNIT;
-        const int r16 = n % 16;
-        float p = 0.0f;
-        for (int g = 0; g < 8 && seg * 8 + g < m.cols / 32; g++) {
-            int lo = 0, hi = 0;
-            const int8_t *q = x.q + (size_t)row * x.cols + (seg * 8 + g) * 32;
-            for (int tig = 0; tig < 4; tig++) {
-                typename U::Pack pk = U::template load_pack<true>(u + (g >> 2) * U::HALF, (g & 3) / U::GP, r16 >> 3, (r16 & 7) * 4 + tig);
-                uint32_t l, h;
-                U::unpack(pk, (g & 3) % U::GP, l, h);
-                for (int b = 0; b < 4; b++) {
-                    int cl = U::UNSIGNED ? (int)(l >> 8 * b & 255) : (int8_t)(l >> 8 * b), ch = U::UNSIGNED ? (int)(h >> 8 * b & 255) : (int8_t)(h >> 8 * b);
-                    lo += cl * q[tig * 8 + b]; /* stored words: 0 4 1 5 .. */
-                    hi += ch * q[tig * 8 + 4 + b];
-                }
-            }
-            float a[2], b[2], m0[2], m1[2];
-            const typename U::Pair s = U::fetch(u + 2 * U::HALF, r16, g >> 1);
-            U::pair(s, g >> 1, a, b);
-            unit_mins<U>(s, m0, m1);
-            const int e = g & 1;
-            const size_t at = (size_t)(seg * 8 + g) * x.ld + row;
-            float t = a[e] * (float)(U::FORM == FORM_S2 ? lo : lo + hi);
-            if (U::FORM == FORM_S1M) t = fmaf(b[e], x.sum[at], t);
-            if (U::FORM == FORM_S2) t = fmaf(b[e], (float)hi, t);
-            p = fmaf(x.delta[at], t, p);
-        }
-        y = y + p;
-    }
-    return y * (m.scales ? m.scales[id] : m.scale);
+    return plain_output<U>(m.w + (size_t)id * m.stride, m.segs, n, x, row) * (m.scales ? m.scales[id] : m.scale);
 }
 
 template <class U> struct Mixture {

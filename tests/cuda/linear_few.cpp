@@ -1,0 +1,136 @@
+/* LINEAR of few rows in emulation: one to four matrices over one input, gated pairs, against plain loops, bit for bit. usage: linear CASE. The sources are
+ * made by test_cuda_emulated_linear_few.py from libbw24/cu. */
+#include "emulate.h"
+#include "op_linear.cuh"
+#include "units.h"
+
+enum { SHARED = 227 * 1024 };
+
+/* weights of n outputs, zero past them and past the columns; the nibble of -0, which packing never writes, is left out */
+template <class U> std::vector<uint8_t> matrix(int n, int cols) {
+    const int segs = (cols + 255) / 256, tiles = (n + 31) / 32 * 2;
+    std::vector<uint8_t> mem((size_t)tiles * segs * U::UNIT, 0);
+    for (int i = 0; i < tiles * segs && i / segs * 16 < n; i++) {
+        uint8_t *u = mem.data() + (size_t)i * U::UNIT;
+        if ((i % segs + 1) * 256 <= cols)
+            for (int k = 0; k < 2 * U::HALF; k++) {
+                u[k] = (uint8_t)(U::PACKS == 1 ? random32() : random32() % 255 - 127);
+                if (std::is_same_v<U, U_NVFP4> && (u[k] & 15) == 8) u[k] ^= 1;
+                if (std::is_same_v<U, U_NVFP4> && u[k] >> 4 == 8) u[k] ^= 16;
+            }
+        fill_scales<U>(u + 2 * U::HALF);
+    }
+    return mem;
+}
+
+struct Input {
+    std::vector<int8_t> q;
+    std::vector<float> f[3];
+    Acts a;
+    explicit Input(int cols) : q((size_t)8 * cols, 0) {
+        for (auto &x : f) x.assign((size_t)cols / 4, 0.0f);
+        a = {q.data(), f[0].data(), f[1].data(), f[2].data(), 8, cols};
+    }
+    void quantise(int rows, const std::vector<float> &x) {
+        static int fault;
+        const Acts o = a;
+        emu::launch([&] { for (int g = 0; g < o.cols / 32; g++) quant_group(o, blockIdx.x, g, threadIdx.x, x[(size_t)blockIdx.x * o.cols + g * 32 + threadIdx.x], &fault, 0); }, dim3(rows), 32);
+    }
+};
+
+static std::vector<float> values(size_t n) {
+    std::vector<float> v(n);
+    for (float &x : v) x = unit();
+    return v;
+}
+
+template <class U, int R, bool GLU, bool STAGED> void launch_small(LinearArgs a, int blocks) {
+    size_t bytes = 0;
+    SmallShape g = small_shape<U, R, GLU, STAGED>(SHARED, a.segs, &bytes);
+    small_items<GLU>(a, g, blocks);
+    if (bytes > SHARED) emu::fail("a block does not fit");
+    emu::launch([=] { k_linear_small<U, R, GLU, STAGED>(a, g); }, dim3(blocks), 32 * (g.warps + small_reducers<R>()));
+}
+
+/* outputs n of each part; the first has a residual and a bias */
+template <class U, int R, bool STAGED> void plain_parts(const char *name, int rows, int cols, std::vector<int> n, int blocks) {
+    Input x(cols);
+    x.quantise(rows, values((size_t)rows * cols));
+    std::vector<std::vector<uint8_t>> w;
+    std::vector<std::vector<float>> y, bias, res;
+    LinearArgs a = {};
+    a.x = x.a;
+    a.n_parts = (int)n.size();
+    a.rows = rows;
+    a.segs = (cols + 255) / 256;
+    for (int i = 0; i < a.n_parts; i++) {
+        w.push_back(matrix<U>(n[i], cols));
+        y.emplace_back((size_t)rows * n[i], 0.0f);
+        bias.push_back(values(n[i]));
+        res.push_back(values((size_t)rows * n[i]));
+    }
+    for (int i = 0; i < a.n_parts; i++) {
+        a.part[i] = {w[i].data(), i ? NULL : bias[i].data(), i ? NULL : res[i].data(), y[i].data(), 0.5f + i, n[i], (n[i] + 31) / 32};
+        a.blocks += a.part[i].blocks;
+    }
+    launch_small<U, R, false, STAGED>(a, blocks);
+    bool equal = true;
+    for (int i = 0; i < a.n_parts; i++)
+        for (int r = 0; r < rows; r++)
+            for (int k = 0; k < n[i]; k++) {
+                float v = plain_output<U>(w[i].data(), a.segs, k, x.a, r) * (0.5f + i);
+                if (!i) v = res[i][(size_t)r * n[i] + k] + (v + bias[i][k]);
+                equal &= !memcmp(&v, &y[i][(size_t)r * n[i] + k], 4);
+            }
+    report(name, equal);
+}
+
+template <class U, int R, bool STAGED> void gated(const char *name, int rows, int cols, int n, int blocks) {
+    Input x(cols), want(n), got(n);
+    x.quantise(rows, values((size_t)rows * cols));
+    const std::vector<uint8_t> gate = matrix<U>(n, cols), up = matrix<U>(n, cols);
+    std::vector<float> y((size_t)rows * n), plain = y;
+    int fault = NO_FAULT;
+    LinearArgs a = {};
+    a.x = x.a;
+    a.xo = got.a;
+    a.n_parts = 2;
+    a.rows = rows;
+    a.segs = (cols + 255) / 256;
+    a.blocks = (n + 31) / 32;
+    a.part[0] = {gate.data(), NULL, NULL, y.data(), 0.01f, n, a.blocks};
+    a.part[1] = {up.data(), NULL, NULL, NULL, 0.02f, n, a.blocks};
+    a.fault = &fault;
+    launch_small<U, R, true, STAGED>(a, blocks);
+    for (int r = 0; r < rows; r++)
+        for (int k = 0; k < n; k++)
+            plain[(size_t)r * n + k] = bw_silu(plain_output<U>(gate.data(), a.segs, k, x.a, r) * 0.01f) * (plain_output<U>(up.data(), a.segs, k, x.a, r) * 0.02f);
+    want.quantise(rows, plain);
+    report(name, same(y, plain) && want.q == got.q && same(want.f[0], got.f[0]) && same(want.f[1], got.f[1]) && fault == NO_FAULT);
+}
+
+/* segments: fewer than warps; as many; some more, shared out unevenly; three and more chunks, the last one smaller; the last segment not whole */
+template <class U> void run() {
+    plain_parts<U, 2, true>("one part, 2 rows", 2, 16 * 256 - 32, {64}, 1);
+    plain_parts<U, 4, true>("one part, 4 rows", 4, 3 * 256, {200}, 3);
+    plain_parts<U, 4, true>("three parts, 3 rows, halves", 3, 16 * 256, {96, 40, 32}, 4);
+    plain_parts<U, 4, true>("20 segments, 4 rows", 4, 20 * 256, {80, 32}, 2);
+    plain_parts<U, 4, true>("50 segments, 4 rows", 4, 50 * 256, {64}, 1);
+    plain_parts<U, 8, true>("one part, 8 rows", 8, 5 * 256 - 96, {100}, 2);
+    plain_parts<U, 8, true>("20 segments, 7 rows", 7, 20 * 256, {70}, 1);
+    plain_parts<U, 8, false>("35 segments, 8 rows, unstaged", 8, 35 * 256, {64}, 2);
+    gated<U, 4, true>("gate, 4 rows", 4, 20 * 256, 96, 2);
+    gated<U, 8, true>("gate, 8 rows", 8, 16 * 256, 64, 1);
+    gated<U, 8, true>("gate, 5 rows, 20 segments", 5, 20 * 256, 64, 1);
+}
+
+int main(int, char **argv) {
+    switch (atoi(argv[1])) {
+    case 0: run<U_NVFP4>(); break;
+    case 1: run<U_IQ4_XS>(); break;
+    case 2: run<U_Q4_K>(); break;
+    case 3: run<U_Q6_K>(); break;
+    default: run<U_Q8_0>();
+    }
+    return bad;
+}

@@ -1,0 +1,55 @@
+"""LINEAR's CUDA kernels of few rows without a card, as test_cuda_emulated.py has ATTEND's: products, scales, the hand-over to the warps that add
+up, and the gate give the bits of plain loops, for every form of unit."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from test_cuda_emulated import BARRIERS, CU, ROOT, between, compiler_words, emulated
+from test_cuda_emulated_moe import PRODUCTS
+from test_cuda_emulated_moe import source as mixture_source
+
+FIRST = """template <bool UNSIGNED = false>
+inline void mma32_first(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    for (int i = 0; i < 4; i++) c[i] = MAGIC;
+    mma32<UNSIGNED>(c, a0, a1, a2, a3, b0, b1);
+}
+inline void mma16_first(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
+    for (int i = 0; i < 4; i++) c[i] = MAGIC;
+    mma16(c, a0, a1, b0);
+}
+"""
+
+
+def linear_source() -> str:
+    """op_linear.cuh with barriers, copies and products replaced."""
+    text = (CU / "op_linear.cuh").read_text(encoding="utf-8")
+    barriers = BARRIERS[: BARRIERS.index("inline void mma32")]
+    after = "template <bool UNSIGNED = false> __device__ __forceinline__ void mma32_to("
+    text = between(text, "/* ---- mbarriers and bulk copies", after, barriers + PRODUCTS + FIRST)
+    text = re.sub(r'asm volatile\("cp\.async[^;]*;", [^;]*?;|asm volatile\("cp\.async[^\n]*', ";", text)
+    text = re.sub(r"extern __shared__[^;]*?(\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emu::shared;", text)
+    return text
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("emulated_linear")
+    words = compiler_words(folder)
+    (folder / "device.cuh").write_text(emulated("device"), encoding="utf-8")
+    (folder / "unit.cuh").write_text(mixture_source("unit"), encoding="utf-8")
+    (folder / "op_linear.cuh").write_text(linear_source(), encoding="utf-8")
+    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "linear_few.cpp"), "-o", str(folder / "linear")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "linear"
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_linears_of_few_rows_have_the_plain_loops_bits(program, case):
+    done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 11
