@@ -4,6 +4,7 @@
 
 #include "launch.h"
 #include "op_attend.cuh"
+#include "op_attend_few.cuh"
 
 namespace bw {
 
@@ -21,14 +22,30 @@ template <class S> bool attend_launch(Queue &q, const AttendArgs &a, const StepR
     return true;
 }
 
+/* few rows over float keys: as many slots as the card has room for, the warps shared out among them; the block of a multiprocessor is alone there */
+template <class S> bool few_launch(Queue &q, const AttendArgs &a, const StepRows &s) {
+    static_assert(sizeof(S) + sizeof(typename S::Slot) <= SHARED_LEAST, "a block must fit the smallest card");
+    int slots = (q.shared_max - (int)sizeof(S)) / (int)sizeof(typename S::Slot), team = slots >= S::WARPS ? 1 : S::WARPS / slots;
+    if (team < S::QUERIES / S::MOST) team = S::QUERIES / S::MOST;
+    int used = slots < S::WARPS / team ? slots : S::WARPS / team;
+    int share = a.heads / a.kv.heads, chunks = head_chunks(share, S::QUERIES), rows = S::QUERIES / (share / chunks), tiles = (a.rows + rows - 1) / rows * chunks;
+    int x = q.sms / (a.kv.heads * tiles), most = a.max_pieces * rows;
+    dim3 grid((unsigned)(x < 1 ? 1 : x < most ? x : most), (unsigned)a.kv.heads, (unsigned)tiles);
+    launch(q, k_attend_few<S>, grid, S::THREADS, sizeof(S) + used * sizeof(typename S::Slot), a, s, chunks, used, team);
+    return true;
+}
+
 /* f16 heads of 256 fill the shared memory of a small card with 16 queries; heads of 512 do not fit it */
 template <int K, int V, int D> bool attend_dim(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {
     constexpr bool large = D > 256 || (D == 256 && (K == KV_F16 || V == KV_F16));
     constexpr int many = large ? 16 : 32, loop = large ? 16 : D == 256 ? 32 : 64, threads = large ? 128 : 256;
     if (!split) return attend_launch<AttendBlock<K, V, D, loop, threads, false>>(q, a, s);
-    if constexpr (D <= 256)
-        if (a.rows * (a.heads / a.kv.heads) > 8) return attend_launch<AttendBlock<K, V, D, many, 128, true>>(q, a, s);
-    return attend_launch<AttendBlock<K, V, D, 8, 128, true>>(q, a, s);
+    if constexpr (K == KV_F16 && V == KV_F16 && D <= 128) return few_launch<FewBlock<K, V, D>>(q, a, s);
+    else {
+        if constexpr (D <= 256)
+            if (a.rows * (a.heads / a.kv.heads) > 8) return attend_launch<AttendBlock<K, V, D, many, 128, true>>(q, a, s);
+        return attend_launch<AttendBlock<K, V, D, 8, 128, true>>(q, a, s);
+    }
 }
 
 template <int K, int V> bool attend_run(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {

@@ -2,6 +2,7 @@
  * pages, bit for bit; the class fast within a bound. usage: attend CASE. The sources are made by test_cuda_emulated.py from libbw24/cu. */
 #include "emulate.h"
 #include "op_attend.cuh"
+#include "op_attend_few.cuh"
 #include "op_attend_any.cuh"
 #include "op_attend_fast.cuh"
 #include "op_attend_merge.cuh"
@@ -114,6 +115,66 @@ template <class S> void exact(Setup &t, const std::vector<float> &ref, const cha
     judge(t, ref, what);
 }
 
+/* Pages whose last keys, those of the step's rows, are NaN or noise until all threads of the block stand at the dependency wait. */
+struct Unwritten {
+    std::vector<std::pair<uint8_t *, std::vector<uint8_t>>> now, later;
+    bool written = false;
+    long waiting = 0;
+    static void spoil(uint8_t *p, int f, int D, int j) {
+        auto fill = [&](size_t at, int n) { memset(p + at + (size_t)j * n, 0xff, n); };
+        if (f == KV_F16) fill(0, 2 * D);
+        else if (f == KV_E4M3) fill(0, D);
+        else if (f == KV_Q8_0) { fill(0, D); fill(PIECE * D, D / 16); }
+        else { fill(0, D / 2); fill(PIECE * D / 2, D / 8); fill(PIECE * D * 5 / 8, D / 8); }
+    }
+    void put(bool all) {
+        for (auto &x : all ? later : now) memcpy(x.first, x.second.data(), x.second.size());
+        written = all;
+    }
+    explicit Unwritten(Setup &t) {
+        const KvPlace &kv = t.a.kv;
+        const size_t head = kv_head_bytes(kv), bytes = kv.offset + head * kv.heads;
+        std::map<uint8_t *, std::vector<int>> rows;
+        for (int i = 0; i < t.s.n; i++) rows[t.pages[(size_t)(t.table[(size_t)i] + t.pos[(size_t)i] / PIECE)]].push_back(t.pos[(size_t)i] % PIECE);
+        for (auto &r : rows) {
+            later.push_back({r.first, std::vector<uint8_t>(r.first, r.first + bytes)});
+            for (int j : r.second)
+                for (int h = 0; h < kv.heads; h++) {
+                    spoil(r.first + kv.offset + h * head, kv.k, kv.dim, j);
+                    spoil(r.first + kv.offset + h * head + kv_bytes(kv.k, kv.dim), kv.v, kv.dim, j);
+                }
+            now.push_back({r.first, std::vector<uint8_t>(r.first, r.first + bytes)});
+        }
+        emu::before_block = [this] { put(false); waiting = 0; };
+        emu::at_wait = [this] {
+            for (++waiting; !written && waiting < emu::live;) emu::yield();
+            if (!written) put(true);
+        };
+    }
+    void end() { put(true); emu::before_block = emu::at_wait = nullptr; }
+};
+
+/* few rows: blocks that share the pieces, slots, warps of a slot */
+template <class S> void few(Setup &t, const std::vector<float> &ref, int blocks, int used, int team) {
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    int chunks;
+    const int tiles = tiles_of(a, S::QUERIES, &chunks);
+    Unwritten u(t);
+    emu::launch([=] { k_attend_few<S>(a, s, chunks, used, team); }, dim3(blocks, a.kv.heads, tiles), S::THREADS);
+    u.end();
+    emu::launch([=] { k_attend_merge(a, s); }, dim3(a.heads * a.kv.dim / 32, a.rows), MERGE);
+    char what[64];
+    snprintf(what, sizeof what, "few rows, %d blocks, %d slots of %d warps", blocks, used, team);
+    judge(t, ref, what);
+}
+
+template <class S> void few_ways(Setup &t, const std::vector<float> &ref) {
+    constexpr int room = (int)((sizeof emu::shared - sizeof(S)) / sizeof(typename S::Slot)), team = S::QUERIES / S::MOST, slots = min(room, S::WARPS / team);
+    few<S>(t, ref, 9, slots, team);
+    few<S>(t, ref, 1, slots > 1 ? slots - 1 : 1, team);
+    few<S>(t, ref, 2, room < 2 ? 1 : 2, max(5, team));
+}
 template <int K, int V, int D> void run(const Case &c) {
     Setup t(c, K, V, D);
     const AttendArgs a = t.a;
@@ -125,6 +186,7 @@ template <int K, int V, int D> void run(const Case &c) {
     exact<AttendBlock<K, V, D, large ? 16 : D == 256 ? 32 : 64, large ? 128 : 256, false>>(t, ref, "many rows");
     exact<AttendBlock<K, V, D, 8, 128, true>>(t, ref, "split, 8 queries");
     exact<AttendBlock<K, V, D, large ? 16 : 32, 128, true>>(t, ref, "split, many queries");
+    if constexpr ((K == KV_F16 || K == KV_E4M3) && (V == KV_F16 || V == KV_E4M3)) few_ways<FewBlock<K, V, D>>(t, ref);
     int chunks;
     const int tiles = tiles_of(a, FastBlock<D>::QUERIES, &chunks);
     for (int staged = 0; staged < 2; staged++) {
@@ -152,7 +214,11 @@ int main(int argc, char **argv) {
     switch (argc == 2 ? atoi(argv[1]) : -1) {
     case 0: run<KV_Q8_0, KV_Q5_1, 64>({3, 1, 70, {{190, 25}, {0, 4}}}); break;
     case 1: run<KV_Q8_0, KV_Q5_1, 128>({4, 1, 0, {{126, 11}, {3, 5}, {64, 2}}}); break;
-    case 2: run<KV_F16, KV_F16, 256>({4, 1, 100, {{127, 5}}}); break;
+    case 2:
+        run<KV_F16, KV_F16, 256>({4, 1, 100, {{127, 5}}});
+        run<KV_F16, KV_F16, 64>({3, 1, 70, {{190, 12}, {0, 4}}});
+        run<KV_F16, KV_F16, 128>({4, 1, 0, {{700, 1}, {62, 3}}});
+        break;
     case 3: run<KV_E4M3, KV_E4M3, 128>({16, 1, 0, {{62, 6}}}); break;
     case 4: run<KV_Q8_0, KV_Q8_0, 64>({2, 1, 0, {{17000, 1}}}); break;
     case 5:

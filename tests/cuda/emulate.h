@@ -44,6 +44,7 @@ inline uint3 block;
 inline dim3 grid, threads;
 inline long arrived, generation, live, turns;
 inline std::map<const void *, Bar> bars;
+inline std::function<void()> before_block, at_wait; /* of a test: ahead of each block; in place of the dependency wait */
 alignas(1024) inline uint8_t shared[256 * 1024];
 
 inline void fail(const char *what) { printf("emulation: %s\n", what); exit(3); }
@@ -83,6 +84,7 @@ inline void entry() {
 
 inline void run_block(uint32_t seed) {
     const int n = (int)threads.x, W = (n + 31) / 32;
+    if (before_block) before_block();
     live = n;
     arrived = 0;
     bars.clear();
@@ -264,6 +266,14 @@ inline void wg_mma(float *d, const uint32_t *a, uint64_t at) {
         }
         mma_bf16(d + 4 * n, a, b[0], b[1]);
     }
+}
+
+/* a named barrier of n threads */
+inline long team_arrived[16], team_generation[16];
+inline void bar_team(int i, int n) {
+    long mine = team_generation[i];
+    if (++team_arrived[i] == n) { team_arrived[i] = 0; team_generation[i]++; return; }
+    while (team_generation[i] == mine) yield();
 }
 
 /* mbarriers, and the copies that they count */
