@@ -1,4 +1,4 @@
-/* LINEAR over quantised weights (docs/numerics.md §2) for 1..8 rows. Owns the mapping of work to threads; the layout of weights is
+/* LINEAR over quantised weights (docs/numerics.md §2) for 2..8 rows; operands of op_linear_one.cuh's one row too. Owns the mapping of work to threads; the layout of weights is
  * unit.cuh's, the quantised activations are made by op_rows.cuh and by the epilogues here.
  *
  * int8 dots run on the tensor cores with the accumulator started at MAGIC, the bits of 1.5 * 2^23: the result read as a float is
@@ -212,28 +212,12 @@ template <class U, bool HALVES> __device__ __forceinline__ void group_dots(const
         else mma32_to<U::UNSIGNED>(first, c, l0, l1, h0, h1, b.x, b.y);
     }
 }
-/* the same of one row, whose products follow one another eight times: those of values below zero go to accumulators of their own, taken off c and ch at the
- * end */
-template <class U>
-__device__ __forceinline__ void group_dots_apart(const typename U::Pack &p0, const typename U::Pack &p1, int e, uint2 b, int *c, int *ch, int *less, int *lessh) {
-    const TableApart t0 = U::apart(p0, e), t1 = U::apart(p1, e);
-    if (U::FORM == FORM_S1) {
-        mma32(c, t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], b.x, b.y);
-        mma32(less, t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], b.x, b.y);
-    } else {
-        mma16(c, t0.plus[0], t1.plus[0], b.x);
-        mma16(ch, t0.plus[1], t1.plus[1], b.y);
-        mma16(less, t0.minus[0], t1.minus[0], b.x);
-        mma16(lessh, t0.minus[1], t1.minus[1], b.y);
-    }
-}
-
 /* Scales of a unit are made by the quad of lanes that reads them, each lane those of one word of two rows, and pass through shared memory while the
  * products run. The pitch keeps lanes that store, and those that read, in separate banks. */
 enum { BOX_PITCH = 18, BOX = 4 * BOX_PITCH }; /* float4 of a warp: [4 words][16 rows], a[2] and b[2] */
 template <class U, int R> __host__ __device__ constexpr bool boxed() { return R >= 4 && U::FORM != FORM_S2M; }
 
-/* p of one unit in shared memory: R = 8: columns 2 tig and 2 tig + 1; R = 4: row slot tig; R = 2: row slot tig / 2 in odd lanes; R = 1: in lanes of tig 3 */
+/* p of one unit in shared memory: R = 8: columns 2 tig and 2 tig + 1; R = 4: row slot tig; R = 2: row slot tig / 2 in odd lanes */
 /* read() is called by the whole warp once the unit is not read again */
 template <class U, int R, bool STAGED, class Read>
 __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, STAGED, U::FORM> &x, int lane, float4 *box, float (*p)[2], Read read) {
@@ -243,8 +227,6 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
     const int gid = lane >> 2, tig = lane & 3;
     const uint8_t *scales = w + 2 * U::HALF;
     p[0][0] = p[0][1] = p[1][0] = p[1][1] = 0.0f;
-    constexpr bool EARLY = R == 1 && U::UNIT < 3072; /* all of the unit fits in registers */
-    constexpr bool APART = R == 1 && U::APART;
     typename U::Pack pk[2][2 * U::PACKS];
     typename U::Pair raw[2];
     RowScales sc[2];
@@ -258,48 +240,32 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
         }
         __syncwarp();
     }
-    if (EARLY) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-#pragma unroll
-            for (int i = 0; i < 2 * U::PACKS; i++) pk[r][i] = U::template load_pack<true>(w + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
-            raw[r] = U::fetch(scales, gid + 8 * r, tig);
-        }
-        read();
-    }
 #pragma unroll
     for (int s = 0; s < R; s++) {
-        int c[HALVES ? G : 1][4], ch[4], less[4] = {0, 0, 0, 0}, lessh[4] = {0, 0, 0, 0};
-        if (APART)
-#pragma unroll
-            for (int i = 0; i < 4; i++) c[0][i] = ch[i] = MAGIC;
+        int c[HALVES ? G : 1][4], ch[4];
 #pragma unroll
         for (int k = 0; k < G; k++) {
             const int j = s * G + k, e = (j & 3) % U::GP;
-            if (!e && !EARLY)
+            if (!e)
 #pragma unroll
                 for (int r = 0; r < 2; r++) pk[r][j / U::GP] = U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, r, lane);
-            if constexpr (APART) group_dots_apart<U>(pk[0][j / U::GP], pk[1][j / U::GP], e, x.b[j], c[0], ch, less, lessh);
-            else group_dots<U, HALVES>(pk[0][j / U::GP], pk[1][j / U::GP], e, x.b[j], HALVES || !k, c[HALVES ? k : 0], ch);
+            group_dots<U, HALVES>(pk[0][j / U::GP], pk[1][j / U::GP], e, x.b[j], HALVES || !k, c[HALVES ? k : 0], ch);
         }
-        if (APART)
-#pragma unroll
-            for (int i = 0; i < 4; i++) { c[0][i] -= less[i]; ch[i] -= lessh[i]; }
         const float2 d = x.delta(s), a = x.sum(s), z = x.low(s);
         if (R < 8 || !(s & 1))
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int at = R == 8 ? s >> 1 : R == 4 ? s : R == 2 ? 2 * s + (tig & 1) : tig;
+                const int at = R == 8 ? s >> 1 : R == 4 ? s : 2 * s + (tig & 1);
                 if (boxed<U, R>()) {
                     const float4 v = box[at * BOX_PITCH + gid + 8 * r];
                     sc[r] = {{v.x, v.y}, {v.z, v.w}, {0, 0}, {0, 0}};
                     continue;
                 }
-                if (!EARLY) raw[r] = U::fetch(scales, gid + 8 * r, at);
+                raw[r] = U::fetch(scales, gid + 8 * r, at);
                 U::pair(raw[r], at, sc[r].a, sc[r].b);
                 unit_mins<U>(raw[r], sc[r].m0, sc[r].m1);
             }
-        if (!EARLY && s == R - 1) read();
+        if (s == R - 1) read();
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int e0 = R == 8 ? s & 1 : 0, e1 = R == 8 ? s & 1 : 1, h = HALVES ? G - 1 : 0; /* HALVES: c[k] are the halves of group k */
@@ -332,23 +298,8 @@ template <int R> __device__ __forceinline__ void unit_store(float *ps, int lane,
         float *at = ps + gid + 8 * r;
         if (R == 8) { at[2 * tig * P] = p[r][0]; at[(2 * tig + 1) * P] = p[r][1]; }
         else if (R == 4) at[tig * P] = p[r][0];
-        else if (R == 2) { if (tig & 1) at[(tig >> 1) * P] = p[r][0]; }
-        else if (tig == 3) *at = p[r][0];
+        else if (tig & 1) at[(tig >> 1) * P] = p[r][0];
     }
-}
-
-/* row 0 of the staged activations from a NORM by the first warps; sq: scratch of one float a segment */
-__device__ __forceinline__ void stage_norm(const LinearArgs &a, int warps, uint8_t *codes, float *delta, float *sum, float *low, float *sq) {
-    const int lane = threadIdx.x & 31, n = a.x.cols;
-    norm_row({a.norm.x, a.norm.w, n, a.norm.l2, a.norm.eps}, warps, sq, [&](int seg, int c, const float (&v)[8], int) {
-        Quant8 q = quant_eight(v, a.fault, a.norm.op);
-        int g = seg * 8 + (lane >> 2);
-        put_eight(codes + g * 32, lane, q);
-        if (!(lane & 3)) { delta[g] = q.d; sum[g] = (float)q.sum; low[g] = (float)q.low; }
-        if (blockIdx.x || c >= n) return;
-        *(float4 *)(a.norm.y + c) = make_float4(v[0], v[1], v[2], v[3]);
-        *(float4 *)(a.norm.y + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
-    });
 }
 
 /* a segment of R rows of activations into shared memory, by one warp */
@@ -475,11 +426,9 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
     }
     pdl_trigger();
     __syncthreads(); /* the barriers are there */
-    const bool norm = R == 1 && STAGED && a.norm.x;
-    if (norm) stage_norm(a, W, codes, delta, sum, low, parts);
-    else pdl_wait();
-    if (STAGED && !norm && warp < W) stage_own<R, U::FORM>(a, codes, delta, sum, low, warp, W, lane);
-    if (norm || g.mixed) __syncthreads(); /* else a warp reads what it brought */
+    pdl_wait();
+    if (STAGED && warp < W) stage_own<R, U::FORM>(a, codes, delta, sum, low, warp, W, lane);
+    if (g.mixed) __syncthreads(); /* else a warp reads what it brought */
     if (warp < W) {
         int slot = 0, ring_phase = 0, held = -1;
         ActSource<R, STAGED, U::FORM> x;
