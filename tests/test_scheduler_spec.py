@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bw24.drafter import open_draft
 from bw24.engine import Engine
 from bw24.models import resolve
 from bw24.sampling import SamplingParams
@@ -99,3 +101,20 @@ def test_the_server_reports_drafts():
     assert f"bw24:spec_decode_num_draft_tokens_total {float(timings['draft_n'])}" in page
     assert 'bw24:spec_decode_num_accepted_tokens_per_pos_total{position="0"}' in page
     assert props["draft"] == {"name": "demo.gguf", "k": 3}
+
+
+@pytest.mark.parametrize("name", ["gemma4-31b", "gemma4-e"])
+def test_prompts_of_replies_with_assistants_share_steps(goldens: Path, name: str):
+    """Drafters over the model's own keys, which need each prompt's last hidden row alone."""
+    replies = []
+    with open_model(goldens / "tiny" / f"{name}.gguf") as model:
+        for drafts in (False, True):
+            draft = {"draft": open_draft(goldens / "tiny" / f"{name}-assistant.gguf", model)} if drafts else {}
+            with Engine(model, threads=1, max_rows=96, device="cpu", **draft) as engine:
+                kind = DraftingScheduler if drafts else Scheduler
+                with closing(kind(engine, model.tokenizer, **({"k": 3} if drafts else {}))) as scheduler:
+                    work = [Job([(7 * i + 3 * j * j) % 50 for j in range(5 + 37 * i)], [SamplingParams(temperature=0.8 * (i % 2), seed=i)], limit=20)
+                            for i in range(6)]
+                    replies.append([collect(one) for one in [scheduler.submit(one) for one in work]])
+                    assert not drafts or scheduler.rounds.drafted
+    assert replies[0] == replies[1]
