@@ -25,8 +25,11 @@ WORK_VRAM = 1.5e9  # bytes of video memory for KV cache and activations
 CHUNK = 1 << 20  # bytes of one read, as the library's readers use
 PROBE_SECONDS = 0.6  # of each part of the probe
 # microseconds of a card beside the bytes it reads: a layer of a mixture; more where its experts are divided, for the way of rows and results between
-# card and processor (H200, 13 layers of 1024 columns, sets of 25, 50 and 75 % of the card's memory)
-LAYER_US, SPLIT_US = 45.0, 58.0
+# card and processor (H200: mixtures of 1024 and 4096 columns, sets of 25 to 75 % of the card's memory)
+LAYER_US, SPLIT_US = 45.0, 90.0
+# share of its rate over one large matrix that a processor reaches over the few experts of a layer beside a card: its threads are woken and meet four
+# times a layer, and the bus reads the same memory
+CPU_DIVIDED = 0.65
 BUS_US, BUS_BESIDE = 60.0, 0.85  # microseconds of a layer that takes experts over the bus; share of its rate beside a processor that reads memory
 
 
@@ -113,6 +116,11 @@ def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, flo
     return Hits(a, (b - a) / (1 - a) if a < 1 else 1.0, 1.0 if vram and in_vram < 1 else 0.0)
 
 
+def processor(h: Hits, rates: Rates) -> float:
+    """Bytes of experts a second through the processor in a step."""
+    return rates.cpu * (1 + (CPU_DIVIDED - 1) * h.divided if rates.vram else 1.0)
+
+
 def cost(shape: Shape, h: Hits, rates: Rates) -> Cost:
     """Milliseconds of one token: experts outside video memory go through the processor, those outside RAM come from disk before."""
     missing = shape.visits * (1 - h.vram) * shape.expert
@@ -122,7 +130,8 @@ def cost(shape: Shape, h: Hits, rates: Rates) -> Cost:
             raise Bw24Error(f"the rate {name} is needed: --rate {name}=GB/s, or let the probe measure it")
     card = shape.visits * h.vram * shape.expert / rates.vram * 1e3 if rates.vram else 0.0
     split = h.divided * shape.layers * SPLIT_US / 1e3 if rates.vram else 0.0
-    return Cost(rates.gpu_ms + split, (missing - bus) / rates.cpu * 1e3 if missing else 0.0, read / rates.disk * 1e3 if read > 0 else 0.0, card)
+    own = (missing - bus) / processor(h, rates) * 1e3 if missing else 0.0
+    return Cost(rates.gpu_ms + split, own, read / rates.disk * 1e3 if read > 0 else 0.0, card)
 
 
 def over_bus(shape: Shape, h: Hits, rates: Rates) -> float:
@@ -130,8 +139,8 @@ def over_bus(shape: Shape, h: Hits, rates: Rates) -> float:
     layers = h.divided * shape.layers
     if not (rates.vram and rates.pcie and rates.cpu and layers):
         return 0.0
-    layer, bus = shape.visits * (1 - h.vram) * shape.expert / layers, BUS_BESIDE * rates.pcie
-    taken = (layer / rates.cpu - BUS_US / 1e6) / (1 / rates.cpu + 1 / bus)
+    layer, bus, cpu = shape.visits * (1 - h.vram) * shape.expert / layers, BUS_BESIDE * rates.pcie, processor(h, rates)
+    taken = (layer / cpu - BUS_US / 1e6) / (1 / cpu + 1 / bus)
     return layers * min(max(0.0, taken), layer * h.ram)
 
 
