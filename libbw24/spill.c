@@ -363,6 +363,7 @@ void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, 
     read_ahead(s, 0);
 }
 
+int bw_spill_begun(const bw_spill *s) { return s->step_read; }
 bool bw_spill_in_ram(const bw_spill *s, int layer, int expert) { return s->layers[layer].entries[expert].state == SPILL_READY; }
 bool bw_spill_pinned(const bw_spill *s, int layer, int expert) { return s->layers[layer].entries[expert].pinned; }
 uint64_t bw_spill_total_uses(const bw_spill *s, int layer, int expert) { return s->layers[layer].entries[expert].uses; }

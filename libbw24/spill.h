@@ -34,6 +34,7 @@ const bw_type_info *bw_spill_type(const bw_op *op, int expert, int matrix);
 void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, const int *uses, int *order, int *hits);
 /* experts order[from .. to) are used next: those before are let go, reads of these are surely on their way */
 void bw_spill_next(bw_spill *s, int from, int to);
+int bw_spill_begun(const bw_spill *s); /* order[.. here) is there or on its way */
 /* Waits until the matrix's bytes are there: *raw, inside the block that begins at *base (64-byte aligned). A packed form goes to *base and may be
  * written tile by tile over the raw rows that it has consumed. False: they could not be read; they are zeros, and the step must fail (bw_spill_error).
  * Call it only for experts that were not hits. */

@@ -59,8 +59,9 @@ int cpu_warm(bw24_model *m, int layer, const int *experts, int n) {
         if (!(tiles[t] = malloc(bytes))) rc = BW24_E_MEMORY;
     if (!order || !tiles || rc) rc = bw_fail(BW24_E_MEMORY, "out of memory for reading experts ahead");
     if (!rc) bw_spill_begin(m->spill, layer, experts, n, 1, NULL, order, &hits);
-    for (int at = hits; !rc && at < n; at += BW_SPILL_WAVE) {
-        int to = at + BW_SPILL_WAVE < n ? at + BW_SPILL_WAVE : n;
+    for (int at = hits, to; !rc && at < n; at = to) { /* as many at once as have memory already: a matrix is one thread's */
+        int begun = bw_spill_begun(m->spill), most = at + threads < begun ? at + threads : begun;
+        to = at + BW_SPILL_WAVE < most ? most : at + BW_SPILL_WAVE < n ? at + BW_SPILL_WAVE : n;
         warm_job job = {m, layer, order + at, to - at, tiles};
         bw_spill_next(m->spill, at, to);
         cpu_pool_run(pool, warm_part, &job);

@@ -127,8 +127,7 @@ void cu_bus_bring(Pass &p, const CuStep &c, const CuExperts &x) {
         const int half = i & 1;
         q.stream = s->lift.stream[half];
         bw_host_held(s->host, p.l, c.first, b->expert[i].expert, &e);
-        size_t at = 0;
-        for (int k = 0; k < 3 && !q.error; at += e.bytes[k++]) q.error = cudaMemcpyAsync(ctx->raw[half] + at, e.data[k], e.bytes[k], cudaMemcpyHostToDevice, q.stream);
+        if (!q.error) q.error = cu_lift_copy(q.stream, ctx->raw[half], e);
         cu_lift_unpack(q, y, e, ctx->raw[half], slot_of(s, p.m, x.layer, b->expert[i]));
     }
     for (int half = 0; half < 2 && half < b->n && !q.error; half++) q.error = cudaEventRecord(b->ready[half], s->lift.stream[half]);
@@ -177,6 +176,7 @@ void cu_bus_end(bw24_model *m, bool failed) {
     for (int i = 0; i < 2 && failed && s->lift.stream[i]; i++) cudaStreamSynchronize(s->lift.stream[i]);
     for (int i = 0; i < s->bus.n; i++) bw_spill_release(m->spill, s->bus.layer, s->bus.expert[i].expert);
     s->bus.n = 0;
+    cu_lift_release(m);
 }
 
 } // namespace bw

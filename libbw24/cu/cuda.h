@@ -100,7 +100,8 @@ struct CuLift {
     size_t slot_bytes;
     uint32_t *at_host, *at;    /* pinned, device: [3][experts] of the layer in hand, as CuSplitLayer.at, from `slots` on */
     cudaEvent_t ready[LIFT_SLOTS], freed[LIFT_SLOTS]; /* its bytes are there; its products are made */
-    int turn;
+    int turn, layer;
+    std::vector<int> held;     /* of the layer in hand, ascending, where RAM has all that a wide step lifts */
 };
 /* experts that a narrow step takes over the bus (bus.cu); BUS_MOST: of a layer. stays: in the set, else in a slot of CuLift */
 enum { BUS_MOST = 32 };
@@ -254,10 +255,12 @@ int cu_bus_make(bw24_model *m);                            /* what the bus needs
 void cu_bus_free(CuBus *b);
 void cu_bus_time(CuSplit *s, double bytes, int64_t begun); /* the processor's part of the layer in hand took until now */
 void cu_bus_end(bw24_model *m, bool failed);               /* the device is done with what it took */
-/* lift.cu. unpack: packed tiles to units */
+/* lift.cu. copy: packed tiles from RAM; unpack: what copy brought to units */
+cudaError_t cu_lift_copy(cudaStream_t stream, uint8_t *to, const struct bw_host_lifted &e);
 void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const struct bw_host_lifted &e, const uint8_t *tiles, uint8_t *slot);
 size_t cu_lift_packed(const CuSplitLayer &y);
 int cu_lift_make(bw24_model *m);
+void cu_lift_release(bw24_model *m);  /* experts held for a wide step */
 void cu_lift_free(CuLift *s);
 int cu_warm(bw24_model *m, int layer, const int *experts, int n);
 extern const struct bw_spill_set cu_set;

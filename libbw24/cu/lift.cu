@@ -71,11 +71,31 @@ void cu_lift_free(CuLift *s) {
     if (s->at_host) cudaFreeHost(s->at_host);
 }
 
+/* Where the packed matrices stand behind the first's copy: as in RAM where they are neighbours there, so that one copy brings all; else end to end. */
+static bool neighbours(const bw_host_lifted &e, size_t (&at)[4]) {
+    bool one = e.pinned;
+    for (int i = 1; i < 3; i++) one = one && e.data[i] >= e.data[i - 1] + e.bytes[i - 1] && e.data[i] - e.data[i - 1] <= (ptrdiff_t)e.bytes[i - 1] + (64 << 10);
+    one = one && e.data[2] - e.data[0] + (ptrdiff_t)e.bytes[2] <= (ptrdiff_t)STAGE_BYTES;
+    at[0] = 0;
+    for (int i = 1; i < 3; i++) at[i] = one ? (size_t)(e.data[i] - e.data[0]) : at[i - 1] + e.bytes[i - 1];
+    at[3] = at[2] + e.bytes[2];
+    return one;
+}
+
+cudaError_t cu_lift_copy(cudaStream_t stream, uint8_t *to, const bw_host_lifted &e) {
+    size_t at[4];
+    if (neighbours(e, at)) return cudaMemcpyAsync(to, e.data[0], at[3], cudaMemcpyHostToDevice, stream);
+    cudaError_t err = cudaSuccess;
+    for (int i = 0; i < 3 && !err; i++) err = cudaMemcpyAsync(to + at[i], e.data[i], e.bytes[i], cudaMemcpyHostToDevice, stream);
+    return err;
+}
+
 void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const bw_host_lifted &e, const uint8_t *tiles, uint8_t *slot) {
+    size_t at[4];
+    neighbours(e, at);
     for (int i = 0; i < 3; i++) {
         const CuMatrix &x = y.m[i];
-        x.k->lift(q, {untile_of(x, type_of(y, i)), tiles, slot, x.rows, x.cols, x.segs, (size_t)(e.bytes[i] / (size_t)cpu_tiles(x.rows))});
-        tiles += e.bytes[i];
+        x.k->lift(q, {untile_of(x, type_of(y, i)), tiles + at[i], slot, x.rows, x.cols, x.segs, (size_t)(e.bytes[i] / (size_t)cpu_tiles(x.rows))});
         slot += (x.bytes + 255) & ~(size_t)255;
     }
 }
@@ -93,12 +113,12 @@ static void bring(Pass &p, CuLift *s, Queue *q, const CuSplitLayer &y, const bw_
     c->turn ^= 1;
     q->stream = s->stream[half];
     q->error = e.pinned ? cudaSuccess : cudaEventSynchronize(c->staged[half]);
-    size_t at = 0;
-    for (int i = 0; i < 3; at += e.bytes[i++]) {
-        if (!e.pinned) bw_host_copy(model_of(p.m)->split->host, c->stage[half] + at, e.data[i], e.bytes[i]);
-        const uint8_t *from = e.pinned ? e.data[i] : c->stage[half] + at;
-        if (!q->error) q->error = cudaMemcpyAsync(c->raw[half] + at, from, e.bytes[i], cudaMemcpyHostToDevice, q->stream);
+    bw_host_lifted from = e;
+    for (int i = 0; i < 3 && !e.pinned; i++) {
+        from.data[i] = i ? from.data[i - 1] + e.bytes[i - 1] : c->stage[half];
+        bw_host_copy(model_of(p.m)->split->host, (void *)from.data[i], e.data[i], e.bytes[i]);
     }
+    if (!q->error) q->error = cu_lift_copy(q->stream, c->raw[half], from);
     if (!q->error) q->error = cudaEventRecord(c->staged[half], q->stream);
     if (!q->error) q->error = cudaStreamWaitEvent(q->stream, s->freed[s->turn], 0);
     cu_lift_unpack(*q, y, e, c->raw[half], s->slots + (size_t)s->turn * s->slot_bytes);
@@ -126,11 +146,47 @@ static void multiply(Pass &p, CuLift *s, const CuStep &c, const CuExperts &x, co
         if (!p.q->error) p.q->error = cudaEventRecord(s->freed[(s->turn + LIFT_SLOTS - i) % LIFT_SLOTS], p.q->stream);
 }
 
+void cu_lift_hold(Pass &p, CuSplit *s, const CuExperts &x, int n, int from) {
+    CuBus *b = &s->bus;
+    const uint8_t *in = bw_spill_in_set(p.m->spill, x.layer);
+    b->uses.assign((size_t)x.experts, 0);
+    b->lifts.assign((size_t)x.experts, 0);
+    for (int i = 0; i < n * x.top; i++) b->uses[(size_t)s->route[(size_t)(i / x.top) * 2 * (size_t)x.top + (size_t)(x.top + i % x.top)]]++;
+    s->lift.layer = x.layer;
+    for (int e = 0; e < x.experts; e++) {
+        if (in[e] || b->uses[(size_t)e] < from) continue;
+        if (!bw_spill_hold(p.m->spill, x.layer, e)) return cu_lift_release(p.m);
+        s->lift.held.push_back(e);
+        b->lifts[(size_t)e] = 1;
+    }
+}
+
+void cu_lift_release(bw24_model *m) {
+    CuLift *s = &model_of(m)->split->lift;
+    for (int e : s->held) bw_spill_release(m->spill, s->layer, e);
+    s->held.clear();
+}
+
+/* the k-th lifted expert: of those held, or as the spill brings them */
+static bw_host_lifted next_of(Pass &p, CuSplit *all, const CuStep &c, int k, int first) {
+    bw_host_lifted e;
+    if (all->lift.held.empty()) {
+        if (bw_host_lift_lets_go(all->host)) p.q->error = copied(ctx_of(p.m));
+        bw_host_lift(all->host, p.l, c.first, &e);
+        return e;
+    }
+    bw_host_held(all->host, p.l, c.first, all->lift.held[(size_t)k], &e);
+    e.first = first;
+    e.n = all->bus.uses[(size_t)e.expert];
+    return e;
+}
+
 void run_lifted(Pass &p, const CuStep &c, const bw_host_step &h, const int *order) {
     CuSplit *all = model_of(p.m)->split;
     CuLift *s = &all->lift;
     CuExperts x = p.s->experts[(size_t)c.at];
     const CuSplitLayer &y = all->layers[(size_t)x.layer];
+    const bool held = !s->held.empty();
     int rc = cu_lift_make(p.m);
     if (rc) {
         p.rc = rc;
@@ -143,11 +199,9 @@ void run_lifted(Pass &p, const CuStep &c, const bw_host_step &h, const int *orde
         x.m[i].at = s->at + i * x.experts;
         x.m[i].stride = 256;
     }
-    for (int k = 0, n = 0, first = 0, end = 0; k < h.lifted && !p.q->error; k++) {
-        bw_host_lifted e;
-        if (bw_host_lift_lets_go(all->host)) p.q->error = copied(ctx_of(p.m));
-        bw_host_lift(all->host, p.l, c.first, &e);
-        if (k == 0) tell_slots(p, s, y, bw_host_lift_order(all->host, p.l, c.first), h.lifted);
+    for (int k = 0, n = 0, first = 0, end = h.own; k < h.lifted && !p.q->error; k++) {
+        bw_host_lifted e = next_of(p, all, c, k, end);
+        if (k == 0) tell_slots(p, s, y, held ? s->held.data() : bw_host_lift_order(all->host, p.l, c.first), h.lifted);
         if (n && (n == LIFT_GROUP || e.first != end)) {
             multiply(p, s, c, x, order, n, first, end - first);
             n = 0;
@@ -160,7 +214,8 @@ void run_lifted(Pass &p, const CuStep &c, const bw_host_step &h, const int *orde
     }
     cudaError_t done = copied(ctx_of(p.m));
     if (done && !p.q->error) p.q->error = done;
-    p.rc = bw_host_lift_end(all->host);
+    if (held) cu_lift_release(p.m);
+    else p.rc = bw_host_lift_end(all->host);
 }
 
 } // namespace bw

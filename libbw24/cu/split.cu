@@ -302,16 +302,17 @@ bool split_open_over(const Pass &p, const CuStep &c) {
     return true;
 }
 
-/* few rows: the processor begins, the bus and the card follow; many: those that the card lifts are read first */
+/* The processor begins, the bus and the card follow, where what comes over the bus is held in RAM; else those that the card lifts are read first. */
 static void divide(Pass &p, const CuStep &c, const CuExperts &x, const bw_host_step &h, bool narrow) {
     CuSplit *s = model_of(p.m)->split;
-    if (narrow) {
+    const bool together = narrow || !s->lift.held.empty();
+    if (together) {
         bw_host_begin(s->host, p.l, c.first);
         bw_host_start(s->host, p.l, c.first);
         if (s->bus.n) cu_bus_bring(p, c, x);
     }
     card_products(p, c, x, h);
-    if (!narrow) bw_host_begin(s->host, p.l, c.first);
+    if (!together) bw_host_begin(s->host, p.l, c.first);
     p.open = &c;
     if (!narrow) split_finish(p);
 }
@@ -333,7 +334,9 @@ bool run_split(Pass &p, const CuStep &c) {
     p.rc = narrow ? cu_bus_choose(p, x, n) : y.packed ? cu_bus_make(p.m) : 0;
     bw_host_step &h = s->step;
     const int lift = narrow || p.rc || !y.packed ? 0 : lift_from(p.m, y, s->bus.bus_rate);
-    if (!p.rc) p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, lift, s->bus.n ? s->bus.lifts.data() : NULL, &h);
+    if (lift) cu_lift_hold(p, s, x, n, lift);
+    const bool marked = s->bus.n || !s->lift.held.empty();
+    if (!p.rc) p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, marked ? 0 : lift, marked ? s->bus.lifts.data() : NULL, &h);
     if (p.rc) return true;
     s->begun = bw_spill_clock();
     if (h.first_set) {
