@@ -109,6 +109,8 @@ def test_spilling_page_runs(folder, monkeypatch, capsys):
             if "--vram" in words:  # a card's share: test_split.py and a card have it
                 del words[(at := words.index("--vram")) : at + 2]
             words += ["--device", "cpu"] + ([] if "-n" in words else ["-n", "4"]) + ([] if "-p" in words else ["-p", "ab"])
+        if words[:2] == ["tiers", "plan"] and "--vram" in words:  # what a card would measure
+            words += ["--rate", "vram=900", "--rate", "pcie=25"]
         ran.append(run(words, monkeypatch, capsys))
     assert len(ran) >= 8 and (folder / "hy3.json").is_file() and (folder / "t.jsonl").is_file()
     expected = re.search(r"\$ bw24 tiers plan --visits.*?\n(.*?)```", (ROOT / "docs" / "HY3-SPILL.md").read_text(encoding="utf-8"), re.S)[1]

@@ -94,7 +94,7 @@ class Drafted:
         self.configure(params)
         self._at = 0  # drafts of the open round that the caller has confirmed
         self._open = False  # a round was judged whose tokens the caller picks
-        self._logits = self._room = np.empty((0, 0), np.float32)
+        self._logits = np.empty((0, 0), np.float32)
 
     def configure(self, params: sampling.SamplingParams, stop: Collection[int] | None = None, owner: str | None = None) -> None:
         """The sampler of the next reply on this timeline, the ids that end it, and whose learned rows it drafts with."""
@@ -235,12 +235,6 @@ class Drafted:
         self.stats.rounds += 1
         self.stats.drafted += request.drafted
 
-    def logits_room(self, rows: int) -> np.ndarray:
-        """Memory for the logits of a round, [rows, n_vocab], kept for the next: new memory costs as much as picking from it."""
-        if len(self._room) < rows:
-            self._room = np.empty((rows, self.engine.n_vocab), np.float32)
-        return self._room[:rows]
-
     def settle(self) -> None:
         """Leave no draft in the model's timeline."""
         if self._open:
@@ -276,7 +270,6 @@ class Drafted:
         other._request = _Request(other, self._request.stop, self._request.mode, self._request.synthetic)
         other.configure(self.params)
         other._at, other._open, other._logits = 0, False, np.empty((0, 0), np.float32)
-        other._room = other._logits
         return other
 
     def close(self) -> None:
@@ -417,7 +410,7 @@ def open_rounds(engine: Engine, runs: Sequence[tuple[Drafted, int]], drafts: Seq
     draft(engine, requests)
     drafted = time.perf_counter()
     ends = np.cumsum([r.drafted + 1 for r in requests])
-    logits = runs[0][0].logits_room(int(ends[-1]))
+    logits = np.empty((int(ends[-1]), engine.n_vocab), np.float32)  # its own: rounds end at different times
     abi.check(lib.bw24_round_verify(engine._model, requests, len(runs), abi.ffi.cast("float *", abi.ffi.from_buffer(logits))))
     engine.costs.timed(max(drafts), len(logits), drafted - started, time.perf_counter() - drafted)
     parts = np.split(logits, ends[:-1])
