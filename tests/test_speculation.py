@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
 
@@ -281,6 +281,22 @@ def test_acceptance_of_known_drafts(backend: str, monkeypatch):
         else:
             at += 1
     assert (stats.rounds, stats.drafted, stats.reached, stats.accepted) == (expected.rounds, expected.drafted, expected.reached, expected.accepted)
+
+
+def test_a_round_stays_open_while_another_reply_opens_its_next():
+    """Rounds of several replies begin together and end at different times: what a reply has not read yet must not change."""
+    past = tokens()[:30]
+    with engine() as e, ExitStack() as stack:
+        a, b, c = (stack.enter_context(closing(Drafted(e, 3, SamplingParams()))) for _ in range(3))
+        for run in (a, b, c):
+            run.prefill(past)
+        first = speculate.open_rounds(e, [(a, 5), (b, 6)], [3, 3])
+        drafts = list(b._request.c.drafts)[: b._request.c.drafted]
+        kept, rows = first[1].copy(), b._logits.copy()
+        speculate.open_rounds(e, [(a, 7), (c, 8)], [3, 3])
+        assert len(drafts) == 3 and same((first[1],), (kept,))
+        for i, token in enumerate(drafts):
+            assert same((b.follow(token),), (rows[i + 1],))
 
 
 def test_the_context_ends_where_plain_decoding_ends():
