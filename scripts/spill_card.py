@@ -113,19 +113,24 @@ def peer(args: argparse.Namespace) -> dict[str, Any]:
     return {"flags": args.peer_flags, **{"prefill" if r["n_prompt"] else "decode": round(r["avg_ts"], 2) for r in json.loads(done.stdout)}}
 
 
+def run_options(parser: argparse.ArgumentParser) -> None:
+    """What one run is told, here and by spill_pair.py."""
+    parser.add_argument("file", type=Path, metavar="MODEL")
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--policy", choices=("lru", "slru", "frozen"))
+    parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--warm", type=int, default=4, help="tokens before the clock starts (default: 4)")
+    parser.add_argument("--rows", type=int, default=2048, help="of a prompt's step (default: 2048)")
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     from bw24.units import parse_size
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, metavar="MODEL")
+    run_options(parser)
     parser.add_argument("--vram", type=parse_size, help="of the card, for the whole model")
     parser.add_argument("--ram", type=parse_size, help="for experts")
-    parser.add_argument("--profile", type=Path)
-    parser.add_argument("--policy", choices=("lru", "slru", "frozen"))
-    parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--warm", type=int, default=4, help="tokens before the clock starts (default: 4)")
-    parser.add_argument("--rows", type=int, default=2048, help="of a prompt's step (default: 2048)")
     parser.add_argument("--resident", action="store_true", help="run with every weight on the card, too, and compare all bits")
     parser.add_argument("--bits", action="store_true", help="digest of four rows of logits after the run")
     parser.add_argument("--peer-bin", help="folder of llama-bench")

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "py"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from spill_card import run_options  # noqa: E402
+
 MIB = 1 << 20
 CELLS = ("prefill", "decode")
 EPILOG = """\
@@ -200,15 +202,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     from bw24.units import parse_size
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, metavar="MODEL")
+    run_options(parser)
     parser.add_argument("--vram", type=parse_size, required=True, help="of the card, for the whole model")
     parser.add_argument("--ram", type=parse_size, help="for experts (default: what the engine takes)")
-    parser.add_argument("--profile", type=Path)
-    parser.add_argument("--policy", choices=("lru", "slru", "frozen"))
-    parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--warm", type=int, default=4, help="tokens before the clock starts (default: 4)")
-    parser.add_argument("--rows", type=int, default=2048, help="of a prompt's step (default: 2048)")
     parser.add_argument("--rounds", type=int, default=3, help="ours before the peer and after it, and the peer's (default: 3)")
     parser.add_argument("--peer-bin", required=True, help="folder of llama-bench")
     parser.add_argument("--flags", action="append", default=[],

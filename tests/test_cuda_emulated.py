@@ -80,18 +80,23 @@ def compiler_words(folder: Path) -> list[str]:
     return [compiler, "-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-w", f"-I{include}", f"-I{folder}", f"-I{ROOT / 'tests' / 'cuda'}"]
 
 
+def compiled(folder: Path, program: str) -> Path:
+    """tests/cuda/PROGRAM.cpp over the sources in `folder`."""
+    out = folder / program
+    done = subprocess.run([*compiler_words(folder), str(ROOT / "tests" / "cuda" / f"{program}.cpp"), "-o", str(out)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out
+
+
 def build(folder: Path, fault: tuple[str, str] | None = None) -> Path:
     """The program; `fault`: a text of the sources that is left out, and its file."""
-    words = compiler_words(folder)
     for name in SOURCES:
         text = emulated(name)
         if fault and fault[0] == name:
             assert fault[1] in text
             text = text.replace(fault[1], "")
         (folder / f"{name}.cuh").write_text(text, encoding="utf-8")
-    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "attend.cpp"), "-o", str(folder / "attend")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder / "attend"
+    return compiled(folder, "attend")
 
 
 @pytest.fixture(scope="module")

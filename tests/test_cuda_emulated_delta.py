@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from test_cuda_emulated import ROOT, between, compiler_words, emulated
+from test_cuda_emulated import between, compiled, emulated
 
 SOURCES = ("device", "fold", "gdn", "op_delta", "op_fold", "op_gdn", "tf32", "op_delta_fast")
 TF32 = """inline float tf32(float v) { return emu::tf32(v); }
@@ -22,7 +22,6 @@ BARRIER = "__syncthreads();\n            if (g + 2 < groups)"
 
 def build(folder: Path, fault: tuple[str, str, str] | None = None) -> Path:
     """The program; `fault`: a source, a text in it, and what stands there instead."""
-    words = compiler_words(folder)
     for name in SOURCES:
         text = emulated(name).replace("BW_CONV_TAPS", "8")
         if name == "tf32":
@@ -31,9 +30,7 @@ def build(folder: Path, fault: tuple[str, str, str] | None = None) -> Path:
             assert fault[1] in text
             text = text.replace(fault[1], fault[2])
         (folder / f"{name}.cuh").write_text(text, encoding="utf-8")
-    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "delta.cpp"), "-o", str(folder / "delta")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder / "delta"
+    return compiled(folder, "delta")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from test_cuda_emulated import BARRIERS, CU, END, ROOT, compiler_words, emulated
+from test_cuda_emulated import BARRIERS, CU, END, compiled, emulated
 
 PRODUCTS = """template <bool UNSIGNED = false>
 inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -39,12 +39,9 @@ def source(name: str) -> str:
 
 
 def build(folder: Path) -> Path:
-    words = compiler_words(folder)
     for name in ("device", "unit", "op_linear", "op_linear_one"):
         (folder / f"{name}.cuh").write_text(source(name), encoding="utf-8")
-    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "linear_one.cpp"), "-o", str(folder / "one")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder / "one"
+    return compiled(folder, "linear_one")
 
 
 def test_one_row_has_the_plain_loops_bits(tmp_path):

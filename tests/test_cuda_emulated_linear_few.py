@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from test_cuda_emulated import BARRIERS, CU, ROOT, between, compiler_words, emulated
+from test_cuda_emulated import BARRIERS, CU, between, compiled, emulated
 from test_cuda_emulated_moe import PRODUCTS
 from test_cuda_emulated_moe import source as mixture_source
 
@@ -39,13 +39,10 @@ def linear_source() -> str:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("emulated_linear")
-    words = compiler_words(folder)
     (folder / "device.cuh").write_text(emulated("device"), encoding="utf-8")
     (folder / "unit.cuh").write_text(mixture_source("unit"), encoding="utf-8")
     (folder / "op_linear.cuh").write_text(linear_source(), encoding="utf-8")
-    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "linear_few.cpp"), "-o", str(folder / "linear")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder / "linear"
+    return compiled(folder, "linear_few")
 
 
 @pytest.mark.parametrize("case", range(5))

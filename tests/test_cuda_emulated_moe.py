@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from test_cuda_emulated import BARRIERS, CU, END, ROOT, between, compiler_words, emulated
+from test_cuda_emulated import BARRIERS, CU, END, ROOT, between, compiled, emulated
 
 SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm", "op_router",
            "bf16", "op_gemm_wgmma", "op_gemm_fast")
@@ -55,12 +55,9 @@ def source(name: str) -> str:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("emulated_moe")
-    words = compiler_words(folder)
     for name in (*SOURCES, "unit", "op_linear"):
         (folder / f"{name}.cuh").write_text(source(name), encoding="utf-8")
-    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "moe.cpp"), "-o", str(folder / "moe")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder / "moe"
+    return compiled(folder, "moe")
 
 
 def test_linear_of_the_fast_class_is_close(program):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from test_cuda_emulated import CU, ROOT, compiler_words
+from test_cuda_emulated import CU, compiled
 from test_cuda_emulated_moe import source
 
 SOURCES = ("device", "kv", "rows", "op_route", "op_rows", "chain", "op_chain")
@@ -17,13 +17,10 @@ SOURCES = ("device", "kv", "rows", "op_route", "op_rows", "chain", "op_chain")
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("emulated_rows")
-    words = compiler_words(folder)
     for name in SOURCES:
         (folder / f"{name}.cuh").write_text(source(name), encoding="utf-8")
     (folder / "chain.cu").write_text((CU / "chain.cu").read_text(encoding="utf-8").replace('"forward.h"', '"chain.cuh"'), encoding="utf-8")
-    done = subprocess.run([*words, str(ROOT / "tests" / "cuda" / "rows.cpp"), "-o", str(folder / "rows")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder / "rows"
+    return compiled(folder, "rows")
 
 
 @pytest.mark.parametrize("case", range(5))

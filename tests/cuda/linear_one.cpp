@@ -3,29 +3,7 @@
 #include "emulate.h"
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 #include "op_linear_one.cuh"
-
-using namespace bw;
-
-static uint64_t state = 7;
-static uint32_t random32() { state = state * 6364136223846793005ull + 1442695040888963407ull; return (uint32_t)(state >> 32); }
-static float unit() { return (float)(int)(random32() >> 8) * 0x1p-23f - 1.0f; }
-static int bad;
-
-static void put_half(uint8_t *at) { __half h = __float2half_rn(0.01f + 0.005f * unit()); memcpy(at, &h, 2); }
-/* the scales of 16 rows, finite */
-template <class U> void fill_scales(uint8_t *s) {
-    for (int i = 0; i < U::SCALE; i++) s[i] = (uint8_t)random32();
-    if (U::SCALE >= 1024)
-        for (int i = 0; i < U::SCALE / 4; i++) { float v = 0.01f * unit(); memcpy(s + 4 * i, &v, 4); }
-    else if (std::is_same_v<U, U_NVFP4>)
-        for (int i = 0; i < U::SCALE; i++) s[i] &= 0x3f;
-    for (int r = 0; r < 16; r++) {
-        if (std::is_same_v<U, U_Q4_K>) { put_half(s + r * 8); put_half(s + r * 8 + 2); }
-        if (std::is_same_v<U, U_Q6_K>) put_half(s + 256 + r * 2);
-        if (std::is_same_v<U, U_Q8_0> || std::is_same_v<U, U_Q4_0>) for (int k = 0; k < 8; k++) put_half(s + r * 16 + 2 * k);
-        if (std::is_same_v<U, U_IQ4_XS>) for (int k = 0; k < 4; k++) put_half(s + r * 16 + 4 * k);
-    }
-}
+#include "units.h"
 
 struct Part { std::vector<uint8_t> w; std::vector<float> bias, res, y, want; float scale; int n; };
 
@@ -47,44 +25,6 @@ struct Row {
         return true;
     }
 };
-
-/* output n of a part, before scale */
-template <class U> float plain(const Part &m, int segs, int n, const Acts &x) {
-    float y = 0.0f;
-    for (int seg = 0; seg < segs; seg++) {
-        const uint8_t *u = m.w.data() + ((size_t)(n / 16) * segs + seg) * U::UNIT;
-        const int r16 = n % 16;
-        float p = 0.0f;
-        for (int g = 0; g < 8 && seg * 8 + g < x.cols / 32; g++) {
-            int lo = 0, hi = 0;
-            const int8_t *q = x.q + (seg * 8 + g) * 32;
-            for (int tig = 0; tig < 4; tig++) {
-                typename U::Pack pk = U::template load_pack<true>(u + (g >> 2) * U::HALF, (g & 3) / U::GP, r16 >> 3, (r16 & 7) * 4 + tig);
-                uint32_t l, h;
-                U::unpack(pk, (g & 3) % U::GP, l, h);
-                for (int b = 0; b < 4; b++) {
-                    int cl = U::UNSIGNED ? (int)(l >> 8 * b & 255) : (int8_t)(l >> 8 * b), ch = U::UNSIGNED ? (int)(h >> 8 * b & 255) : (int8_t)(h >> 8 * b);
-                    lo += cl * q[tig * 8 + b]; /* stored words: 0 4 1 5 .. */
-                    hi += ch * q[tig * 8 + 4 + b];
-                }
-            }
-            float a[2], b[2], m0[2], m1[2];
-            const typename U::Pair s = U::fetch(u + 2 * U::HALF, r16, g >> 1);
-            U::pair(s, g >> 1, a, b);
-            unit_mins<U>(s, m0, m1);
-            const int e = g & 1;
-            const size_t at = (size_t)(seg * 8 + g) * x.ld;
-            const bool halves = U::FORM == FORM_S2 || U::FORM == FORM_S2M;
-            float t = a[e] * (float)(halves ? lo : lo + hi);
-            if (U::FORM == FORM_S1M) t = fmaf(b[e], x.sum[at], t);
-            if (halves) t = fmaf(b[e], (float)hi, t);
-            if (U::FORM == FORM_S2M) t = fmaf(m1[e], x.sum[at] - x.low[at], fmaf(m0[e], x.low[at], t));
-            p = fmaf(x.delta[at], t, p);
-        }
-        y = y + p;
-    }
-    return y;
-}
 
 struct Case { int cols, n[3]; bool glu, norm, res, bias; OneShape shape; int blocks; };
 
@@ -135,7 +75,7 @@ template <class U> void check(const char *name, const Case &c) {
     std::vector<float> act;
     for (int i = 0; i < parts; i++)
         for (int k = 0; k < m[i].n; k++) {
-            float v = plain<U>(m[i], segs, k, x.a) * m[i].scale;
+            float v = plain_output<U>(m[i].w.data(), segs, k, x.a, 0) * m[i].scale;
             if (c.bias) v = v + m[i].bias[k];
             if (c.res) v = m[i].res[k] + v;
             m[i].want.push_back(v);

@@ -19,10 +19,12 @@ static bool same(const std::vector<float> &a, const std::vector<float> &b) { ret
 template <class U> void fill_scales(uint8_t *s) {
     for (int i = 0; i < U::SCALE; i++) s[i] = (uint8_t)random32();
     for (int r = 0; r < 16; r++) {
-        if constexpr (std::is_same_v<U, U_Q4_K>) for (int k = 0; k < 2; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 8 + 2 * k, &h, 2); }
+        if constexpr (U::SCALE >= 1024) for (int k = 0; k < U::SCALE / 64; k++) { float v = 0.01f * unit(); memcpy(s + r * (U::SCALE / 16) + 4 * k, &v, 4); }
+        else if constexpr (std::is_same_v<U, U_Q4_K>) for (int k = 0; k < 2; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 8 + 2 * k, &h, 2); }
         else if constexpr (std::is_same_v<U, U_NVFP4>) for (int k = 0; k < 16; k++) s[r * 16 + k] &= 0x3f;
         else if constexpr (std::is_same_v<U, U_Q6_K>) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + 256 + r * 2, &h, 2); }
-        else if constexpr (std::is_same_v<U, U_Q8_0>) for (int k = 0; k < 8; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 16 + 2 * k, &h, 2); }
+        else if constexpr (std::is_same_v<U, U_Q8_0> || std::is_same_v<U, U_Q4_0>)
+            for (int k = 0; k < 8; k++) { __half h = __float2half_rn(0.01f + 0.002f * unit()); memcpy(s + r * 16 + 2 * k, &h, 2); }
         else for (int k = 0; k < 4; k++) {
             __half h = __float2half_rn(0.01f + 0.002f * unit());
             memcpy(s + r * 16 + 4 * k, &h, 2);
@@ -58,9 +60,11 @@ template <class U> float plain_output(const uint8_t *w, int segs, int n, const A
             unit_mins<U>(s, m0, m1);
             const int e = g & 1;
             const size_t at = (size_t)(seg * 8 + g) * x.ld + row;
-            float t = a[e] * (float)(U::FORM == FORM_S2 ? lo : lo + hi);
+            const bool halves = U::FORM == FORM_S2 || U::FORM == FORM_S2M;
+            float t = a[e] * (float)(halves ? lo : lo + hi);
             if (U::FORM == FORM_S1M) t = fmaf(b[e], x.sum[at], t);
-            if (U::FORM == FORM_S2) t = fmaf(b[e], (float)hi, t);
+            if (halves) t = fmaf(b[e], (float)hi, t);
+            if (U::FORM == FORM_S2M) t = fmaf(m1[e], x.sum[at] - x.low[at], fmaf(m0[e], x.low[at], t));
             p = fmaf(x.delta[at], t, p);
         }
         y = y + p;
