@@ -31,7 +31,7 @@ from perf_cells import Cell  # noqa: E402
 RECORD = ROOT / "research" / "perf-ci.jsonl"
 DEMO = "py/bw24/data/demo.gguf"
 TOLERANCE = 0.03  # a cell is slower where even the upper end of its interval lies below 1 - TOLERANCE
-DRIFT = 0.06  # the product of the medians since the anchor, with the upper end of this run's interval, must stay above 1 - DRIFT
+DRIFT = 0.06  # the product of the medians since the fastest green row from the anchor on, at this run's upper end, must stay above 1 - DRIFT
 CLOCK_DROP = 0.05  # a round in which the card's clock lay further than this below its highest is another machine than the one before
 PROMPTS = (
     "def add(a, b):", "import os\n\ndef walk(path):", "class Stack:\n    def push(self, item):", "# Read a file of numbers and return their mean\n",
@@ -102,6 +102,12 @@ class Side:
 def rows() -> list[dict[str, Any]]:
     """The green rows so far."""
     return [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines() if line] if RECORD.is_file() else []
+
+
+def up_to(before: list[dict[str, Any]], revision: str) -> list[dict[str, Any]]:
+    """The green rows that a comparison with `revision` continues: those up to its last; all where it has none."""
+    last = max((i for i, row in enumerate(before) if row["revision"] == revision), default=len(before) - 1)
+    return before[:last + 1]
 
 
 def revision_of(name: str) -> str:
@@ -201,6 +207,19 @@ def busy_workers(base: Side, new: Side) -> float:
     return total / wall if wall else 0.0
 
 
+def drifts(name: str, middle: float, before: list[dict[str, Any]]) -> tuple[float, float, str]:
+    """This run's speed of a cell over the anchor's, over that of the fastest green row since (the anchor counts), and that row's revision. `before`:
+    green rows, oldest first; a row's ratio compares it with the row before it, so the anchor's own is left out."""
+    product, least, fastest = middle, middle, ""
+    for row in reversed(before):
+        if product <= least:
+            least, fastest = product, row.get("revision", "")
+        if row.get("anchor"):
+            break
+        product *= row["cells"].get(name, {}).get("ratio", 1.0)
+    return product, min(product, least), fastest
+
+
 def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[list | str, list | str], before: list[dict[str, Any]],
           accept_change: str | None) -> tuple[int, list[str], dict[str, Any]]:
     """Exit code, what to say, and the row's cells. `before`: green rows, oldest first, for the drift since the last anchor."""
@@ -208,18 +227,15 @@ def judge(ratios: dict[str, list[float]], others: list[float], counts: tuple[lis
     for name, values in ratios.items():
         low, high, coverage = median_interval(values)
         middle = sorted(values)[len(values) // 2]
-        drift = middle
-        for row in reversed(before):
-            drift *= row["cells"].get(name, {}).get("ratio", 1.0)
-            if row.get("anchor"):
-                break
-        cells[name] = {"ratio": middle, "low": low, "high": high, "coverage": coverage, "since_anchor": drift, "samples": values}
+        drift, least, fastest = drifts(name, middle, before)
+        cells[name] = {"ratio": middle, "low": low, "high": high, "coverage": coverage, "since_anchor": drift, "since_fastest": least,
+                       "samples": values}
         if high < 1 - TOLERANCE:
             status = RED
             said.append(f"RED {name}: {middle:.3f} of the last green revision's speed ({low:.3f}..{high:.3f})")
-        elif before and drift * high / middle < 1 - DRIFT:
+        elif before and least * high / middle < 1 - DRIFT:
             status = RED
-            said.append(f"RED {name}: {drift:.3f} of the anchor's speed, lost over {len(before)} green rows; measure with --base ANCHOR")
+            said.append(f"RED {name}: {least:.3f} of the speed at {fastest}, the fastest green row since the anchor; measure with --base {fastest}")
         elif middle < 1 - DRIFT:  # what looks lost and cannot be told from noise must not become the next baseline
             wide.append(f"NOT MEASURED {name}: {middle:.3f}, but the interval {low:.3f}..{high:.3f} is too wide to tell")
         else:
@@ -300,7 +316,7 @@ def main(argv: list[str] | None = None) -> int:
     ratios = {name: [k.ratios[name] for k in kept] for name in kept[0].ratios}
     others = [k.others for k in kept]
     counts = base.acceptance(args.backend), new.acceptance(args.backend)
-    status, said, found = judge(ratios, others, counts, before, args.accept_change)
+    status, said, found = judge(ratios, others, counts, up_to(before, revision), args.accept_change)
     for name, cell in found.items():
         cell["seconds"] = statistics.median(k.seconds[name] for k in kept)
     print("\n".join(said))

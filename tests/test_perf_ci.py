@@ -57,6 +57,22 @@ def test_slow_drift_is_caught():
     assert judge([0.80, 0.93, 0.95, 1.0, 1.2], before=[step])[0] == perf_ci.GREEN  # a wide interval shows no drift
 
 
+def row(revision: str, ratio: float, anchor: bool = False) -> dict:
+    return {"revision": revision, "anchor": anchor, "cells": {"demo decode 64": {"ratio": ratio}}}
+
+
+def test_a_gain_hides_no_later_loss():
+    """What the anchor gained over its own base counts for nothing, and a gain since then raises what is to be held."""
+    assert perf_ci.drifts("demo decode 64", 0.98, [row("a", 1.5, True)]) == (0.98, 0.98, "a")
+    slow = [row("a", 1.5, True), row("b", 1.2), row("c", 0.98), row("d", 0.97)]
+    product, least, fastest = perf_ci.drifts("demo decode 64", 0.98, slow)
+    assert product == pytest.approx(1.118, abs=1e-3) and least == pytest.approx(0.9316, abs=1e-3) and fastest == "b"
+    status, said, _ = judge([0.98] * 5, before=slow)
+    assert status == perf_ci.RED and "the fastest green row since the anchor; measure with --base b" in said[0]
+    assert perf_ci.up_to(slow, "b") == slow[:2] and perf_ci.up_to(slow, "none") == slow and perf_ci.up_to([], "a") == []
+    assert judge([0.98] * 5, before=perf_ci.up_to(slow, "b"))[0] == perf_ci.GREEN
+
+
 def test_a_failed_acceptance_is_red():
     status, said, _ = judge([1.0] * 5, counts=(SAME[0], "gen failed: no card"))
     assert status == perf_ci.RED and said[-1] == "RED acceptance: gen failed: no card"
