@@ -23,7 +23,7 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (  # pattern of a changed path 
     (r"^py/bw24/arch/", ("arch_models", "goldens_tiny", "equalities")),
     (r"^py/bw24/(gguf|source|safetensors|st_)", ("gguf", "safetensors", "convert", "arch_models")),
     (r"^py/bw24/(tokenizer|chat|toolcalls|grammar)", ("tokenizer", "chat", "toolcalls", "grammar")),
-    (r"^py/bw24/(server/|scheduler)", ("scheduler", "server_app", "server_clients")),
+    (r"^py/bw24/(server/|scheduler|jobs)", ("scheduler", "server_app", "server_clients")),
     (r"^py/bw24/draft/", ("draft",)),
     (r"^py/bw24/(speculate|generate|engine)", ("speculation", "generate", "equalities")),
     (r"^py/bw24/(cli|flags)", ("cli", "flags", "docs")),

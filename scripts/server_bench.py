@@ -31,6 +31,9 @@ from bw24.bench import Others  # noqa: E402
 from serving import Server  # noqa: E402
 
 STORY = "Write a long story about a river that runs from the mountains to the sea."
+TEXTS = (STORY, "Write a Python function that reads a file and counts its words.", "Explain how rain is made, step by step.",
+         "Write a letter from a sailor to his sister about a storm.", "List the things that a baker does before sunrise.",
+         "Write a Python class for a queue with tests.")
 SCHEMA = {"type": "object", "required": ["title", "people", "places"], "additionalProperties": False, "properties": {
     "title": {"type": "string", "minLength": 5},
     "people": {"type": "array", "minItems": 8, "items": {
@@ -128,17 +131,22 @@ def compare_first(server: Server, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_mask(server: Server, args: argparse.Namespace) -> dict[str, Any]:
-    """Decode speed under a nested schema, and under a grammar that allows everything, against free text of as many tokens."""
-    forms = {"free": {}, "anything": {"response_format": {"type": "regex", "pattern": "(?s:.*)"}},
+    """Decode speed under a nested schema, and under a grammar that allows everything, each beside free text of as many tokens for the same prompt."""
+    forms = {"anything": {"response_format": {"type": "regex", "pattern": "(?s:.*)"}},
              "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}}
-    rows: dict[str, list[float]] = {name: [] for name in forms}
+    speed = lambda reply: (reply["tokens"] - 1) / (reply["timings"]["predicted_ms"] / 1e3)  # noqa: E731
+    rows: dict[str, list[float]] = {f"{name}{side}": [] for name in forms for side in ("", "_free")}
+    tokens: dict[str, list[int]] = {name: [] for name in forms}
     for i in range(args.rounds + 1):
         for name, more in forms.items():
-            reply = chat(server.port, STORY, args.n, **more)
-            if i:
-                rows[name].append((reply["tokens"] - 1) / (reply["timings"]["predicted_ms"] / 1e3))
-    cost = {name: round(1 - statistics.median(v / f for v, f in zip(values, rows["free"], strict=True)), 4) for name, values in rows.items()}
-    return {"what": "served-mask", "tokens": args.n, **{k: [round(v, 1) for v in values] for k, values in rows.items()},
+            masked = chat(server.port, TEXTS[i % len(TEXTS)], args.n, **more)
+            free = chat(server.port, TEXTS[i % len(TEXTS)], masked["tokens"])
+            if i and masked["tokens"] > 20:
+                tokens[name].append(masked["tokens"])
+                rows[name].append(speed(masked))
+                rows[f"{name}_free"].append(speed(free))
+    cost = {name: round(1 - statistics.median(m / f for m, f in zip(rows[name], rows[f"{name}_free"], strict=True)), 4) for name in forms}
+    return {"what": "served-mask", "tokens": tokens, **{k: [round(v, 1) for v in values] for k, values in rows.items()},
             "cost_anything": cost["anything"], "cost_schema": cost["schema"], "goal": 0.05 if args.spec == "off" else 0.10}
 
 

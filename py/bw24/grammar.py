@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,10 @@ class GrammarMatcher:
     def allows(self, token: int) -> bool:
         """Whether one id is allowed next; costs less than the mask."""
         return self._matcher.validate_tokens([token]) == 1
+
+    def leads(self, tokens: Sequence[int]) -> int:
+        """How many of the ids would be accepted one after the other."""
+        return self._matcher.validate_tokens(list(tokens))
 
     def accept(self, token: int) -> bool:
         """True where the reply is complete."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +21,8 @@ from . import abi, plain, sampling
 from .engine import PAGE_TOKENS, kv_bytes_per_token
 from .errors import Bw24Error
 from .generate import CONTEXT, EOS, INTERRUPTED, LENGTH, STOP, check_fits
-from .logprobs import Logprobs, logprobs
+from .jobs import Busy, Job, Piece, Run
+from .logprobs import logprobs
 from .prompt_cache import PromptCache, marks
 from .tokenizer import StopFilter
 
@@ -36,150 +35,9 @@ MAX_RUNS = 32  # rows of a decode step: what one walk over the weights serves at
 SHARED_PREFILL = 64  # prompt rows of a step that also decodes: bounds what a long prompt adds to the others' time between tokens
 E_MEMORY, E_DEVICE = -2, -9
 MEMORY_SHARE = 0.9  # of the memory that is free once the weights are loaded
-DOUBTS = 3  # masks made at once after a largest logit that the grammar did not allow
 MASKED = "grammar"  # reason of a reply that its grammar ended
 
 now = time.monotonic
-
-
-class Busy(Bw24Error):
-    """The queue is full, or the scheduler is going away (`closing`)."""
-
-    def __init__(self, message: str, closing: bool = False):
-        super().__init__(message)
-        self.closing = closing
-
-
-class Matcher(Protocol):
-    """A grammar's state along one reply."""
-
-    def mask(self) -> np.ndarray | None:
-        """Packed u32 bits of the ids allowed next; None where all are."""
-
-    def accept(self, token: int) -> bool:
-        """Move on by a token; True where the reply is complete and nothing can follow."""
-
-
-@dataclass
-class Piece:
-    """What one token added to a reply. `reason` is set on the last piece of a choice, which may have no token."""
-
-    choice: int
-    text: str = ""
-    token: int | None = None
-    logprobs: Logprobs | None = None
-    reason: str = ""
-    stop: str | None = None
-
-
-@dataclass
-class JobStats:
-    """Tokens, and moments of the monotonic clock (0: not yet)."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    submitted: float = 0.0
-    started: float = 0.0
-    first_token: float = 0.0
-    finished: float = 0.0
-    preempted: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-
-@dataclass(eq=False)
-class Job:
-    """One request: a prompt and a reply for each of `params`. Read `pieces()` until it ends; `cancel` may be called at any moment.
-
-    limit: most tokens of each reply, None for no limit. stop_ids end a reply and are not part of it; `stops` are strings. visible: ids of
-    special tokens whose text belongs to the reply. top: None for no log probabilities, else how many alternatives. grammar: makes a
-    reply's matcher. reuse: whether kept sequences serve this prompt and this one is kept. owner: whose
-    learned drafts serve it (an API key's digest).
-    """
-
-    ids: Sequence[int]
-    params: Sequence[sampling.SamplingParams]
-    limit: int | None = None
-    stop_ids: Collection[int] = ()
-    stops: Sequence[str] = ()
-    visible: Collection[int] = ()
-    top: int | None = None
-    grammar: Callable[[], Matcher] | None = None
-    reuse: bool = True
-    owner: str = ""
-    stats: JobStats = field(default_factory=JobStats)
-    cancelled: bool = False
-    _events: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
-    _over: threading.Event = field(default_factory=threading.Event)  # no event follows
-    _speller: Tokenizer | None = None  # whose text the reader makes of the tokens; None: the scheduler does, which looks for stop strings
-    _streams: dict[int, Any] = field(default_factory=dict)
-    _open: int = 0
-
-    def pieces(self, wait: float | None = None) -> Iterator[Piece | None]:
-        """The pieces of all choices as they are made; None where `wait` seconds brought none. Raises Bw24Error where the job failed."""
-        for batch in self.batches(wait):
-            yield from batch or [None]
-
-    def batches(self, wait: float | None = None, pace: float = 0.0) -> Iterator[list[Piece]]:
-        """As `pieces`, all that are there at once; an empty list for None. pace: seconds that the reader rests after each batch, the job's end
-        apart. A reader woken for each of some hundred tokens a second takes the time from the step that makes the next one."""
-        left = len(self.params)
-        while left:
-            batch: list[Piece] = []
-            with contextlib.suppress(queue.Empty):
-                event = self._events.get(timeout=wait)
-                while not isinstance(event, Exception):
-                    batch += event
-                    left -= bool(event[-1].reason)
-                    event = self._events.get_nowait()
-                if batch:
-                    yield self._spelled(batch)
-                raise event
-            yield self._spelled(batch)
-            if left and batch and pace:
-                self._over.wait(pace)
-
-    def _spelled(self, batch: list[Piece]) -> list[Piece]:
-        """The pieces with their text, made here: the reader's time, not that of the step after."""
-        for piece in batch if self._speller else ():
-            stream = self._streams.get(piece.choice) or self._streams.setdefault(piece.choice, self._speller.stream())
-            if piece.token is not None and (piece.token in self.visible or not self._speller.is_special(piece.token)):
-                piece.text = stream.push(piece.token)
-            if piece.reason:
-                piece.text += stream.flush()
-        return batch
-
-    def put(self, event: list[Piece] | Exception, over: bool = False) -> None:
-        """For the scheduler: pieces, a reply's last alone or at the end, or the error that ends the job."""
-        self._events.put(event)
-        if over:
-            self._over.set()
-
-
-@dataclass(eq=False)
-class _Run:
-    """One reply in the making. `tokens`: the prompt's and its own; the sequence holds the first `seq.pos` of them."""
-
-    job: Job
-    choice: int
-    tokens: list[int]
-    order: int
-    seq: Timeline | None = None
-    generated: int = 0
-    matcher: Matcher | None = None
-    stream: Any = None
-    filter: Any = None
-    draw: sampling.Draw | None = None
-    leader: _Run | None = None  # the run whose prompt pass it waits for
-    marks: list[int] = field(default_factory=list)  # positions ahead at which a copy is kept, the nearest last
-    doubts: int = 0  # tokens for which the grammar's mask is made at once
-    reply: plain.Reply | None = None  # its part of calls that decode several tokens, while it has the same sequence
-
-    @property
-    def pending(self) -> int:
-        """Tokens that the sequence lacks."""
-        return len(self.tokens) - len(self.seq.tokens) if self.seq else len(self.tokens)
 
 
 @dataclass
@@ -226,8 +84,8 @@ class Scheduler:
         self.broken: str | None = None
         self._logits = np.empty((0, engine.n_vocab), np.float32)
         self._waiting: deque[Job] = deque()
-        self._preempted: list[_Run] = []
-        self._active: list[_Run] = []
+        self._preempted: list[Run] = []
+        self._active: list[Run] = []
         self._orders = itertools.count()
         self._tight = False  # a run gave its pages back and none has ended since: taking one in again would only push out the next
         self._change = threading.Condition()
@@ -393,7 +251,7 @@ class Scheduler:
         """A new, empty timeline."""
         return self.engine.sequence()
 
-    def _sequence(self, run: _Run) -> Timeline:
+    def _sequence(self, run: Run) -> Timeline:
         """The sequence that a run begins with; where the model cannot go back, the positions to keep on the way."""
         if not run.job.reuse:
             return self.sequence()
@@ -408,7 +266,7 @@ class Scheduler:
     def _start(self, job: Job) -> None:
         job.stats.started = now()
         job._speller = None if job.stops else self.tokenizer
-        runs = [_Run(job, i, list(job.ids), next(self._orders)) for i in range(len(job.params))]
+        runs = [Run(job, i, list(job.ids), next(self._orders)) for i in range(len(job.params))]
         try:
             for run in runs:
                 run.matcher = job.grammar() if job.grammar else None
@@ -457,21 +315,22 @@ class Scheduler:
                 self._advance(run, results[at])
                 at += 1
 
-    def _decode(self, runs: list[_Run]) -> None:
+    def _decode(self, runs: list[Run]) -> None:
         """Tokens of replies that are drawn without logits: several steps, where nothing waits for the next."""
         most = self._ahead(runs)
         if most and self._make_room([(r, most) for r in runs]):
             self._together(runs, most)
 
-    def _ahead(self, runs: list[_Run]) -> int:
+    def _ahead(self, runs: list[Run]) -> int:
         """How many steps replies can make in one call: as many tokens as each may still have, one where somebody came or left."""
         self._flag[0] = 0
         if self._news:
             return 1
         context = min(self.engine.ctx - len(r.seq.tokens) for r in runs)
-        return min(plain.MOST, context, *(r.job.limit - r.generated for r in runs if r.job.limit is not None))
+        guessed = [max(r.passed // 2, 1) for r in runs if r.matcher]  # what follows a refusal is lost
+        return min(plain.MOST, context, *guessed, *(r.job.limit - r.generated for r in runs if r.job.limit is not None))
 
-    def _together(self, runs: list[_Run], most: int) -> None:
+    def _together(self, runs: list[Run], most: int) -> None:
         """One call for all of them; there is room for its pages."""
         started = now()
         try:
@@ -483,13 +342,13 @@ class Scheduler:
         for run, tokens in zip(runs, follow, strict=True):
             self._emit(run, tokens)
 
-    def _plain(self, runs: list[_Run], most: int) -> list[list[int]]:
+    def _plain(self, runs: list[Run], most: int) -> list[list[int]]:
         for run in runs:
             if run.reply is None or run.reply.seq is not run.seq:
                 run.reply = plain.Reply(run.seq, run.draw, run.job.stop_ids)
         return plain.decode_together(self.engine, [(r.reply, r.tokens[-1], r.tokens) for r in runs], most, end=self._flag)
 
-    def _results(self, runs: list[tuple[_Run, int]], rows: list[Any]) -> np.ndarray:
+    def _results(self, runs: list[tuple[Run, int]], rows: list[Any]) -> np.ndarray:
         """A row of logits for each run whose tokens are all in; or its next token, where every one of them can be drawn without logits."""
         ready = [run for run, n in runs if run.pending == n]
         if ready and all(self._draws(run) for run in ready):
@@ -499,11 +358,14 @@ class Scheduler:
         return self.engine.step(rows, self._logits)
 
     @staticmethod
-    def _draws(run: _Run) -> bool:
-        """Whether a run's next token needs no logits here: no grammar, no log probabilities, no other choice that begins from the same row."""
-        return run.matcher is None and run.job.top is None and (run.generated > 0 or len(run.job.params) == 1)
+    def _draws(run: Run) -> bool:
+        """Whether a run's next token needs no logits here: no log probabilities, no other choice that begins from the same row, no grammar or one
+        that is asked afterwards."""
+        if run.generated == 0:
+            return run.matcher is None and run.job.top is None and len(run.job.params) == 1
+        return run.job.top is None and run.guesses()
 
-    def _form(self) -> list[tuple[_Run, int]]:
+    def _form(self) -> list[tuple[Run, int]]:
         """The runs of the next step and how many of its tokens each feeds; pages for them are there."""
         while True:
             decoding = [(r, 1) for r in self._active if r.seq and r.pending == 1]
@@ -513,7 +375,7 @@ class Scheduler:
             if not chosen or self._make_room(chosen):
                 return chosen
 
-    def _make_room(self, chosen: list[tuple[_Run, int]]) -> bool:
+    def _make_room(self, chosen: list[tuple[Run, int]]) -> bool:
         """Drop kept sequences, then give back the youngest run's pages, until the step fits. False where the step must be formed again."""
         pages = sum((have + n - 1) // PAGE_TOKENS - (have - 1) // PAGE_TOKENS for have, n in ((len(r.seq.tokens), n) for r, n in chosen))
         need = pages * self._page_bytes + self._growth(len(chosen))
@@ -528,7 +390,7 @@ class Scheduler:
             return False
         return True
 
-    def _keep_mark(self, run: _Run) -> None:
+    def _keep_mark(self, run: Run) -> None:
         """Keep a copy of a sequence that has reached a mark."""
         while run.marks and run.marks[-1] <= len(run.seq.tokens):
             if run.marks.pop() == len(run.seq.tokens):
@@ -541,7 +403,7 @@ class Scheduler:
         while len(self.cache) and self.engine.kv_used() > self.cache_ram + self._held_by_active():
             self.cache.drop_oldest()
 
-    def _preempt(self, run: _Run) -> None:
+    def _preempt(self, run: Run) -> None:
         run.seq.close()
         run.seq, self._tight = None, True
         run.job.stats.preempted += 1
@@ -553,7 +415,7 @@ class Scheduler:
                 self._preempted.append(other)
             self._preempted.sort(key=lambda r: r.order)
 
-    def _step_failed(self, runs: list[tuple[_Run, int]], error: Bw24Error) -> None:
+    def _step_failed(self, runs: list[tuple[Run, int]], error: Bw24Error) -> None:
         """No sequence has moved. A lone run is at fault; of several, each tries alone, so that one cannot end the others."""
         if error.code == E_DEVICE:
             self.broken = f"the device failed: {error}"
@@ -576,7 +438,7 @@ class Scheduler:
             except Bw24Error as own:
                 self._fail(run.job, own)
 
-    def _retry(self, run: _Run, n: int) -> None:
+    def _retry(self, run: Run, n: int) -> None:
         """The run's part of a step that failed, alone."""
         have = len(run.seq.tokens)
         rows = [(run.seq, run.tokens[have + i], have + i == len(run.tokens) - 1) for i in range(n)]
@@ -584,7 +446,7 @@ class Scheduler:
         if not run.pending:
             self._advance(run, results[0])
 
-    def _count_step(self, runs: list[tuple[_Run, int]], seconds: float, steps: int = 1) -> None:
+    def _count_step(self, runs: list[tuple[Run, int]], seconds: float, steps: int = 1) -> None:
         c, prompt = self.counters, sum(n for _, n in runs if n > 1)
         c.steps += steps
         c.prompt_rows += prompt
@@ -594,7 +456,7 @@ class Scheduler:
 
     # ---- one reply's next token
 
-    def _advance(self, run: _Run, row: np.ndarray | np.int32) -> None:
+    def _advance(self, run: Run, row: np.ndarray | np.int32) -> None:
         """All of a run's tokens are in; `row`: the next one's logits, or that token. Runs that waited for this prompt go on from a copy of it."""
         followers = [r for r in self._active if r.leader is run] if not run.generated else []
         if not run.generated and not self.cache.rewinds and run.job.reuse:
@@ -608,27 +470,56 @@ class Scheduler:
                 self._fail(run.job, error)
                 return
         for one in [run, *followers]:
-            try:
-                self._pick(one, row)
-            except Bw24Error as error:
-                self._fail(one.job, error)
-                return
+            self._emit(one, [row if isinstance(row, np.ndarray) else int(row)])
 
-    def _emit(self, run: _Run, rows: list[Any]) -> None:
+    def _emit(self, run: Run, rows: list[Any]) -> None:
         """The next tokens of a reply, or rows of logits to pick them from, until something ends it."""
-        if run in self._active and run.matcher is None and run.job.top is None and not run.job.stops:
-            self._take(run, rows)
+        if run not in self._active:
             return
-        for row in rows:
-            if run not in self._active:
-                return
-            try:
-                self._pick(run, row if isinstance(row, np.ndarray) else np.int32(row))
-            except Bw24Error as error:
-                self._fail(run.job, error)
-                return
+        try:
+            if run.job.stops or isinstance(rows[0], np.ndarray):
+                self._pick_each(run, rows)
+            elif run.matcher:
+                self._take_led(run, rows)
+            else:
+                self._take(run, rows)
+        except Bw24Error as error:
+            self._fail(run.job, error)
 
-    def _pick(self, run: _Run, row: np.ndarray | np.int32) -> None:
+    def _pick_each(self, run: Run, rows: list[Any]) -> None:
+        drawn = not isinstance(rows[0], np.ndarray)
+        led = self._led(run, rows) if drawn and run.matcher else len(rows)
+        for row in rows[:led]:
+            if run in self._active:
+                self._pick(run, np.int32(row) if drawn else row)
+        if led < len(rows):
+            self._take_back(run)
+
+    @staticmethod
+    def _led(run: Run, tokens: list[int]) -> int:
+        """How many of the tokens, drawn without the grammar, it would have let be drawn: those are the masked draws too."""
+        end = next((i + 1 for i, t in enumerate(tokens) if t in run.job.stop_ids), len(tokens))
+        led = run.matcher.leads(tokens[:end])
+        run.passed += led
+        return led
+
+    def _take_led(self, run: Run, tokens: list[int]) -> None:
+        """As _take, for tokens drawn without the grammar."""
+        led, complete = self._led(run, tokens), False
+        for token in tokens[:led]:
+            complete = token not in run.job.stop_ids and run.matcher.accept(token)
+        if led:
+            self._take(run, tokens[:led], MASKED if complete else "")
+        if led < len(tokens):
+            self._take_back(run)
+
+    def _take_back(self, run: Run) -> None:
+        """After a token that the grammar refused: the last one before it is fed once more, for its logits."""
+        run.refused()
+        if run in self._active:
+            run.seq.truncate(len(run.tokens) - 1)
+
+    def _pick(self, run: Run, row: np.ndarray | np.int32) -> None:
         job = run.job
         if isinstance(row, np.ndarray):
             token = self._masked(run, row) if run.matcher else sampling.sample(row, run.draw, run.tokens, len(run.tokens))
@@ -659,24 +550,27 @@ class Scheduler:
             job.put([piece])
 
     @staticmethod
-    def _masked(run: _Run, row: np.ndarray) -> int:
+    def _masked(run: Run, row: np.ndarray) -> int:
         """A draw that the grammar allows. The largest logit, where it is allowed, is the masked draw too, and asking that takes less than a mask."""
         allows = getattr(run.matcher, "allows", None)
         if allows and not run.doubts and run.job.params[run.choice].temperature == 0:
             token = sampling.sample(row, run.draw, run.tokens, len(run.tokens))
-            if token not in run.job.stop_ids and allows(token):
+            if allows(token):
+                run.passed += 1
                 return token
-            run.doubts = DOUBTS
+            run.refused()
         run.doubts = max(run.doubts - 1, 0)
         return sampling.sample(row, run.draw, run.tokens, len(run.tokens), run.matcher.mask())
 
-    def _take(self, run: _Run, tokens: list[int]) -> None:
-        """As _pick for each of the next tokens, where nothing but their ids is to be looked at."""
+    def _take(self, run: Run, tokens: list[int], ends: str = "") -> None:
+        """As _pick for each of the next tokens, where nothing but their ids is to be looked at. ends: why the reply ends with the last of them."""
         job, reason, n = run.job, "", len(tokens)
         limit, context = (n + 1 if job.limit is None else job.limit - run.generated), self.engine.ctx + 1 - len(run.tokens)
-        if (end := next((i for i, t in enumerate(tokens) if t in job.stop_ids), n)) < min(limit, context):
-            reason, n = (EOS, end) if end < n else ("", n)
-        if not reason and n >= min(limit, context):
+        if (end := next((i for i, t in enumerate(tokens) if t in job.stop_ids), n)) < min(limit, context, n):
+            reason, n = EOS, end
+        elif ends and n <= min(limit, context):
+            reason = ends
+        elif n >= min(limit, context):
             reason, n = (LENGTH, limit) if limit <= context else (CONTEXT, context)
         job.stats.first_token = job.stats.first_token or now()
         pieces = [Piece(run.choice, token=t) for t in tokens[:n]]
@@ -684,18 +578,18 @@ class Scheduler:
         run.generated += n
         job.stats.generated_tokens += n
         self.counters.generated_tokens += n
-        last = pieces.pop() if reason in (LENGTH, CONTEXT) else None
+        last = pieces.pop() if reason not in ("", EOS) else None
         if pieces:
             job.put(pieces)
         if reason:
             self._finish(run, reason, last)
 
-    def _text(self, run: _Run, token: int) -> tuple[str, bool]:
+    def _text(self, run: Run, token: int) -> tuple[str, bool]:
         if run.stream is None or (self.tokenizer.is_special(token) and token not in run.job.visible):
             return "", False
         return run.filter.push(run.stream.push(token))
 
-    def _finish(self, run: _Run, reason: str, piece: Piece | None = None) -> None:
+    def _finish(self, run: Run, reason: str, piece: Piece | None = None) -> None:
         """End a reply; its sequence is kept for later prompts."""
         piece = piece or Piece(run.choice)
         if run.stream is not None and reason != STOP:
@@ -736,13 +630,13 @@ class Scheduler:
         job.put(error, over=True)
 
 
-def up_to_mark(run: _Run, rows: int) -> int:
+def up_to_mark(run: Run, rows: int) -> int:
     """As many of the rows as lead to the run's next mark at most."""
     ahead = run.marks[-1] - len(run.seq.tokens) if run.marks else rows
     return min(rows, ahead) if ahead > 0 else rows
 
 
-def share(prompts: list[_Run], rows: int) -> list[tuple[_Run, int]]:
+def share(prompts: list[Run], rows: int) -> list[tuple[Run, int]]:
     """How a step's prompt rows are divided: half to the oldest, so that it is never overtaken for good, the rest to the shortest first."""
     if not prompts or rows < 1:
         return []

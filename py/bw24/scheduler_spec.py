@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import speculate
 from .errors import Bw24Error
-from .scheduler import Piece, Scheduler, _Run, now
+from .jobs import Piece, Run
+from .scheduler import Scheduler, now
 from .speculate import AUTO, RACE, Drafted, Rounds, check_depth
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ class DraftingScheduler(Scheduler):
     def sequence(self) -> Any:
         return Drafted(self.engine, self.k, speculate.sampling.SamplingParams(), sampling_mode=self.mode, synthetic=self.synthetic)
 
-    def _sequence(self, run: _Run) -> Any:
+    def _sequence(self, run: Run) -> Any:
         return self._prepare(run, super()._sequence(run))
 
     @staticmethod
-    def _prepare(run: _Run, seq: Drafted) -> Drafted:
+    def _prepare(run: Run, seq: Drafted) -> Drafted:
         """A timeline for this run's reply, whoever had it before."""
         seq.configure(run.job.params[run.choice], stop=run.job.stop_ids, owner=run.job.owner)
         seq.stats = Rounds()
@@ -48,13 +49,13 @@ class DraftingScheduler(Scheduler):
         self._feed([(run, min(n, run.pending - 1)) for run, n in runs if run.pending > 1])  # the last token begins a round
         for run in decoding:
             self._split(run)
-        free = [r for r in decoding if r.matcher is None and r.job.top is None]
+        free = [r for r in decoding if r.job.top is None and r.guesses()]
         steps = self._play([r for r in free if r.seq], alone=len(free) == len(runs))
         self._judge([r for r in decoding if r not in free and r.seq])
         if runs:
             self._count_step(runs, now() - started, steps)
 
-    def _feed(self, parts: list[tuple[_Run, int]]) -> None:
+    def _feed(self, parts: list[tuple[Run, int]]) -> None:
         """Pieces of prompts, all in one step."""
         if not parts:
             return
@@ -66,7 +67,7 @@ class DraftingScheduler(Scheduler):
             if run.seq:
                 self._keep_mark(run)
 
-    def _split(self, run: _Run) -> None:
+    def _split(self, run: Run) -> None:
         """Before a reply's first token: runs that waited for this prompt get a copy; where the model cannot go back one is kept."""
         if run.generated:
             return
@@ -81,7 +82,7 @@ class DraftingScheduler(Scheduler):
                 self._fail(run.job, error)
                 return
 
-    def _play(self, runs: list[_Run], alone: bool) -> int:
+    def _play(self, runs: list[Run], alone: bool) -> int:
         """One round for all of them, or where none drafts several plain steps if nobody else is in the step. Returns the steps."""
         if not runs:
             return 1
@@ -99,7 +100,7 @@ class DraftingScheduler(Scheduler):
             self._emit(run, tokens)
         return max(most, 1)
 
-    def _judge(self, runs: list[_Run]) -> None:
+    def _judge(self, runs: list[Run]) -> None:
         """Rows of logits for each, whose tokens are picked here: drafts serve as far as the picks are the same."""
         if not runs:
             return
@@ -114,7 +115,7 @@ class DraftingScheduler(Scheduler):
             while run in self._active and (row := run.seq.follow(run.tokens[-1])) is not None:
                 self._emit(run, [row])
 
-    def _retry(self, run: _Run, n: int) -> None:
+    def _retry(self, run: Run, n: int) -> None:
         if run.pending > 1:
             run.seq.append(run.tokens[len(run.seq.tokens) :][: min(n, run.pending - 1)])
         elif n > 1:
@@ -124,13 +125,13 @@ class DraftingScheduler(Scheduler):
         else:
             self._emit(run, speculate.open_rounds(self.engine, [(run.seq, run.tokens[-1])], [0]))
 
-    def _left(self, run: _Run) -> int:
+    def _left(self, run: Run) -> int:
         """Tokens that the reply may have after its next one."""
         return speculate.MAX_K if run.job.limit is None else max(run.job.limit - run.generated - 1, 0)
 
     # ---- figures
 
-    def _note(self, run: _Run) -> None:
+    def _note(self, run: Run) -> None:
         if run.seq is not None:
             stats = run.seq.stats
             self.rounds.add(stats)
@@ -138,7 +139,7 @@ class DraftingScheduler(Scheduler):
             run.job.stats.accepted += sum(stats.accepted)
             run.seq.stats = Rounds()
 
-    def _finish(self, run: _Run, reason: str, piece: Piece | None = None) -> None:
+    def _finish(self, run: Run, reason: str, piece: Piece | None = None) -> None:
         self._note(run)
         if run.seq is not None:
             try:
@@ -148,6 +149,6 @@ class DraftingScheduler(Scheduler):
                 run.seq = None
         super()._finish(run, reason, piece)
 
-    def _preempt(self, run: _Run) -> None:
+    def _preempt(self, run: Run) -> None:
         self._note(run)
         super()._preempt(run)

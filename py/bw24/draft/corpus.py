@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from .. import chat
 from ..errors import Bw24Error
 from ..gguf_writer import atomic_file
+from ..jobs import Job
 from ..sampling import SamplingParams
-from ..scheduler import MAX_RUNS, Job, Scheduler
+from ..scheduler import MAX_RUNS, Scheduler
 from .prompts import Prompt
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
-    from ..scheduler import JobStats
+    from ..jobs import JobStats
     from ..speculate import Rounds
     from .service import Service
 

@@ -15,8 +15,8 @@ import numpy as np
 from ..errors import Bw24Error
 from ..generate import CONTEXT, INTERRUPTED, LENGTH
 from ..grammar import Wish
+from ..jobs import Busy, Job, Matcher, Piece
 from ..sampling import SamplingParams
-from ..scheduler import Busy, Job, Matcher, Piece
 from ..toolcalls import CALL, PLAIN, REASONING, Format, Part, ReplyParser, Schemas, merge
 from .errors import ApiError, bad
 

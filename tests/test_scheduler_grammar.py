@@ -1,0 +1,127 @@
+"""Replies under a grammar whose tokens are drawn first and asked about afterwards: the same as with a mask for every token, whatever is refused,
+where it ends, and whoever shares the steps."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from bw24.engine import Engine
+from bw24.jobs import Job
+from bw24.models import resolve
+from bw24.sampling import SamplingParams
+from bw24.scheduler import Scheduler
+from bw24.scheduler_spec import DraftingScheduler
+from bw24.source import open_model
+from bw24.speculate import AUTO
+
+TEXTS = ("def read_lines(path):\n", "import os\n\nclass Reader:\n    def", "def test_sum():\n    assert", "The module provides")
+
+
+@pytest.fixture(scope="module")
+def model():
+    with open_model(resolve("demo").path) as opened:
+        yield opened
+
+
+class Masked:
+    """A grammar that refuses the ids of one remainder, another after each token, and ends after `length` tokens."""
+
+    def __init__(self, n_vocab: int, modulus: int, length: int):
+        self.n_vocab, self.modulus, self.left, self.at = n_vocab, modulus, length, 3
+
+    def _refuses(self, token: int, at: int) -> bool:
+        return token % self.modulus == at % self.modulus
+
+    def mask(self) -> np.ndarray:
+        bits = np.ones(-(-self.n_vocab // 32) * 32, np.uint8)
+        bits[self.n_vocab :] = 0
+        bits[self.at % self.modulus : self.n_vocab : self.modulus] = 0
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def accept(self, token: int) -> bool:
+        assert self.left and not self._refuses(token, self.at)
+        self.left, self.at = self.left - 1, 5 * self.at + token
+        return not self.left
+
+
+class Asked(Masked):
+    """The same, which can be asked about tokens."""
+
+    def allows(self, token: int) -> bool:
+        return bool(self.left) and not self._refuses(token, self.at)
+
+    def leads(self, tokens: list[int]) -> int:
+        at = self.at
+        for n, token in enumerate(tokens):
+            if n == self.left or self._refuses(token, at):
+                return n
+            at = 5 * at + token
+        return len(tokens)
+
+
+def jobs(model, n_vocab: int, kind: type[Masked]) -> list[Job]:
+    ids, ends = [model.tokenizer.encode(t) for t in TEXTS], model.tokenizer.eog_ids
+    fussy = SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1, logit_bias={300: 2.0, 11: -3.0})
+
+    def under(modulus: int, length: int = 1000):
+        return lambda: kind(n_vocab, modulus, length)
+
+    return [
+        Job(ids[0], [SamplingParams()], limit=60, grammar=under(1 << 30)),  # refuses nothing
+        Job(ids[1], [SamplingParams()], limit=50, stop_ids=ends, grammar=under(3)),
+        Job(ids[2], [fussy], limit=45, stop_ids=ends, grammar=under(11)),
+        Job(ids[3], [SamplingParams(), SamplingParams()], limit=400, stop_ids=ends, grammar=under(37, 41)),
+        Job(ids[0], [SamplingParams()], limit=40, stop_ids=ends, stops=["self.", "\n\n"], grammar=under(23)),
+        Job(ids[1], [SamplingParams(temperature=0.8, seed=4)], limit=30, stop_ids=ends, grammar=under(5)),
+        Job(ids[2], [SamplingParams()], limit=400, grammar=under(1 << 30, 33)),
+        Job(ids[2], [SamplingParams()], limit=50, stop_ids=ends),
+    ]
+
+
+def collect(done: Job) -> list[tuple]:
+    out: list[list] = [[] for _ in done.params]
+    for piece in done.pieces():
+        out[piece.choice].append((piece.text, piece.token, piece.reason))
+    return [("".join(t for t, *_ in rows), [token for _, token, _ in rows if token is not None], rows[-1][2]) for rows in out]
+
+
+@pytest.fixture(scope="module")
+def masked(model):
+    with Engine(model, threads=2, ctx=512, device="cpu") as engine, closing(Scheduler(engine, model.tokenizer)) as scheduler:
+        found = [collect(scheduler.submit(one)) for one in jobs(model, engine.n_vocab, Masked)]
+    assert [one[0][2] for one in found[:1]] == ["length"] and found[3][0][2] == found[6][0][2] == "grammar" and len(found[6][0][1]) == 33
+    return found
+
+
+def test_asked_afterwards_is_masked(model, masked):
+    with Engine(model, threads=2, ctx=512, device="cpu") as engine, closing(Scheduler(engine, model.tokenizer)) as scheduler:
+        alone = jobs(model, engine.n_vocab, Asked)
+        assert [collect(scheduler.submit(one)) for one in alone] == masked
+        together = [scheduler.submit(one) for one in jobs(model, engine.n_vocab, Asked)]
+        assert [collect(one) for one in together] == masked
+
+
+@pytest.mark.parametrize("k", [1, 5, AUTO])
+def test_drafts_asked_afterwards_are_masked(model, masked, k: int):
+    with Engine(model, threads=2, ctx=512, device="cpu", draft=True) as engine:
+        with closing(DraftingScheduler(engine, model.tokenizer, k=k)) as scheduler:
+            assert [collect(scheduler.submit(one)) for one in jobs(model, engine.n_vocab, Masked)] == masked
+            alone = jobs(model, engine.n_vocab, Asked)
+            assert [collect(scheduler.submit(one)) for one in alone] == masked
+            together = [scheduler.submit(one) for one in jobs(model, engine.n_vocab, Asked)]
+            assert [collect(one) for one in together] == masked
+            if k == 5:
+                assert alone[0].stats.accepted and together[0].stats.accepted
+        assert not engine._sequences and not engine._drafted and engine.memory()["kv"] == 0
+
+
+def test_nothing_is_asked_of_the_device_twice_where_nothing_is_refused(model):
+    """Tokens of a reply whose grammar refuses none come several a call, as free ones do."""
+    with Engine(model, threads=2, ctx=512, device="cpu") as engine, closing(Scheduler(engine, model.tokenizer)) as scheduler:
+        calls, step = [], engine.step
+        engine.step = lambda *a: calls.append(1) or step(*a)
+        ((_, tokens, reason),) = collect(scheduler.submit(jobs(model, engine.n_vocab, Asked)[0]))
+        assert len(tokens) == 60 and reason == "length" and len(calls) == 1 and scheduler.counters.steps == 60
