@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from bw24 import cli, cli_report
+from bw24.errors import Bw24Error
 
 KERNELS = {"equal": 5, "different": [], "skipped": {"32 columns are not a multiple of Q2_K's block of 256": 1,
                                                     "64 columns are not a multiple of Q3_K's block of 256": 2, "no such op": 1}}
@@ -52,6 +53,46 @@ def test_a_difference_is_shown(monkeypatch, capsys):
     answers(monkeypatch, gate=(3, GATE | {"failed": 1, "verdicts": [{"status": "FAIL", "name": "prefill = decode", "detail": "row 3"}]}))
     assert cli.main(["report", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["verdict"] == "not green: gate"
+
+
+def test_every_part_is_told_the_device(monkeypatch):
+    told = []
+    monkeypatch.setattr(cli_report, "run_part", lambda words, seconds: told.append(words) or {"status": 0, "seconds": 1.0, "result": KERNELS})
+    monkeypatch.setattr(cli_report, "_summary", lambda name, part: "")
+    assert cli.main(["report", "--device", "cpu", "--isa", "portable", "--threads", "1"]) == 0
+    assert [words[0] for words in told] == ["probe", "kernel-check", "gate", "bench"]
+    assert all(" ".join(words).endswith("--device cpu --backend auto --isa portable --threads 1") for words in told if words[0] != "kernel-check")
+    assert told[1][-2:] == ["--part", "1/1"] and "--prefill" not in told[1]
+
+
+def test_kernel_check_of_a_card_runs_by_parts(monkeypatch):
+    """The parts' findings are added; one that crashed is the answer; class fast is asked for."""
+    monkeypatch.setattr(cli_report.os, "sched_getaffinity", lambda _: set(range(8)))
+
+    def part(words, seconds):
+        assert words[:3] == ["kernel-check", "--prefill", "fast"]
+        i = int(words[-1].split("/")[0])
+        different = [{"name": "NORM", "detail": "row 1"}] if i == 3 else []
+        return {"status": 3 if different else 0, "seconds": float(i), "result": {"equal": i, "different": different, "skipped": {"no such op": 1}}}
+
+    monkeypatch.setattr(cli_report, "run_part", part)
+    assert cli_report.run_kernels(["kernel-check"], "cuda:0", 9) == {
+        "status": 3, "seconds": 4.0, "result": {"equal": 10, "different": [{"name": "NORM", "detail": "row 1"}], "skipped": {"no such op": 4}}}
+    monkeypatch.setattr(cli_report, "run_part", lambda words, _: {"status": -11, "seconds": 1.0, "result": None, "error": "ended by signal 11"})
+    assert cli_report.run_kernels(["kernel-check"], "cuda:0", 9)["error"] == "ended by signal 11"
+
+
+def test_parts_of_kernel_check_are_the_whole(monkeypatch):
+    """Every case is in one part."""
+    from bw24 import check
+
+    monkeypatch.setattr(check.abi, "lib", lambda: type("Lib", (), {"bw24_check": staticmethod(lambda ctx, model, index, out: 7 if index < 0 else 0)}))
+    seen: list[int] = []
+    for i in (1, 2, 3):
+        list(check.run_cases(None, None, lambda done, total: seen.append(done - 1), (i, 3)))
+    assert sorted(seen) == list(range(7))
+    with pytest.raises(Bw24Error, match='expected I/N'):
+        cli.build_parser().parse_args(["kernel-check", "--part", "4/3"])
 
 
 @pytest.mark.parametrize(("words", "seconds", "expected"), [

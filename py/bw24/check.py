@@ -41,12 +41,12 @@ def open_context(backend: str = "cpu", isa: str | None = None, threads: int | No
         abi.lib().bw24_close(out[0])
 
 
-def run_cases(ctx: Any, model: Any, progress: Callable[[int, int], None] | None = None) -> Iterator[CheckResult]:
-    """Every case on an open context; `model` is a prepared bw24_model whose shapes are added, or NULL."""
+def run_cases(ctx: Any, model: Any, progress: Callable[[int, int], None] | None = None, part: tuple[int, int] = (1, 1)) -> Iterator[CheckResult]:
+    """Every case on an open context; `model` is a prepared bw24_model whose shapes are added, or NULL. `part` (i, n): the i-th of every n cases."""
     out, lib = abi.new("bw24_check_result"), abi.lib()
     total = lib.bw24_check(ctx, model, -1, out)
     abi.check(total)
-    for index in range(total):
+    for index in range(part[0] - 1, total, part[1]):
         abi.check(lib.bw24_check(ctx, model, index, out))
         yield CheckResult(VERDICTS[out.status], abi.ffi.string(out.name).decode(), abi.ffi.string(out.detail).decode())
         if progress:
@@ -55,17 +55,17 @@ def run_cases(ctx: Any, model: Any, progress: Callable[[int, int], None] | None 
 
 def kernel_check(engine: Engine | None = None, *, device: str = "auto", backend: str | None = None, isa: str | None = None,
                  threads: int | None = None, prefill: str = "exact", progress: Callable[[int, int], None] | None = None,
-                 opened: Callable[[str], None] | None = None) -> Iterator[CheckResult]:
+                 opened: Callable[[str], None] | None = None, part: tuple[int, int] = (1, 1)) -> Iterator[CheckResult]:
     """Every case. With `engine` its context is tested and its model's shapes are added (the other settings are then its own); else a
     context is opened, and `opened` told the name of its device; `prefill` "fast" adds the cases of the approximate class, which are held
-    to a bound. Raises Bw24Error."""
+    to a bound; `part` (i, n): the i-th of every n cases. Raises Bw24Error."""
     if engine is not None:
-        yield from run_cases(engine._ctx, engine._model, progress)
+        yield from run_cases(engine._ctx, engine._model, progress, part)
         return
     with open_context(choose(device, backend or "auto", isa).backend, isa, threads, prefill) as ctx:
         if opened:
             opened(abi.ffi.string(abi.lib().bw24_device(ctx)).decode())
-        yield from run_cases(ctx, abi.ffi.NULL, progress)
+        yield from run_cases(ctx, abi.ffi.NULL, progress, part)
 
 
 def probe(threads: int | None = None, backend: str = "cpu") -> tuple[float, float]:

@@ -71,6 +71,7 @@ def add_commands(commands: Any) -> None:
     kernels = add_command(commands, "kernel-check", run_kernel_check, "compare every kernel with the plain C reference, bit by bit",
                           KERNEL_EXAMPLES, (*ENGINE_FLAGS, "prefill", "json"))
     kernels.add_argument("--verbose", action="store_true", help="print every case, not only those that differ")
+    kernels.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="the I-th of every N cases, for N processes at once")
     gate = add_command(commands, "gate", run_gate, "compute the same rows in different ways and compare the bits", GATE_EXAMPLES,
                        (*SPEC_FLAGS, *ENGINE_FLAGS, *TIER_FLAGS, "json"))
     gate.add_argument("--full", action="store_true", help="add the slow arms")
@@ -99,6 +100,13 @@ def _sizes(low: int) -> Callable[[str], tuple[int, ...]]:
         return tuple(int(p) for p in parts)
 
     return convert
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, _, count = text.partition("/")
+    if first.isdigit() and count.isdigit() and 1 <= int(first) <= int(count):
+        return int(first), int(count)
+    raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N, found {text!r}")
 
 
 def _share(text: str) -> float:
@@ -134,7 +142,7 @@ def run_kernel_check(args: argparse.Namespace) -> int:
             settings = {"engine": engine}
         bar = stack.enter_context(progress_bar("kernels", "cases"))
         rows = []
-        for row in check.kernel_check(progress=bar, opened=lambda name: say(f"device: {name}"), **settings):
+        for row in check.kernel_check(progress=bar, opened=lambda name: say(f"device: {name}"), part=args.part, **settings):
             rows.append(row)
             if args.verbose and not args.json:
                 write(f"{row.verdict} {row.name}{': ' + row.detail if row.detail else ''}\n")

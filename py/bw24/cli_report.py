@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from .cli_common import EXIT_MISMATCH, EXIT_OK, add_command, say, show, write, write_json
+from .device import choose
 from .errors import Bw24Error
 
 EXAMPLES = """
@@ -82,6 +84,35 @@ def run_part(words: list[str], seconds: int) -> dict[str, Any]:
     return out
 
 
+def run_kernels(words: list[str], backend: str, seconds: int) -> dict[str, Any]:
+    """kernel-check; on a card, where the time goes to the plain reference, class fast too and by several processes at once."""
+    card = backend.startswith("cuda")
+    n = max(min(len(os.sched_getaffinity(0)) // 2, 8), 1) if card else 1
+    words = [*words, "--prefill", "fast"] if card else words
+    with ThreadPoolExecutor(n) as pool:
+        parts = list(pool.map(lambda i: run_part([*words, "--part", f"{i + 1}/{n}"], seconds), range(n)))
+    bad = [p for p in parts if p.get("error") or p["result"] is None]
+    if bad:
+        return bad[0]
+    found, skipped = [p["result"] for p in parts], Counter()
+    for r in found:
+        skipped.update(r["skipped"])
+    result = {"equal": sum(r["equal"] for r in found), "different": [d for r in found for d in r["different"]], "skipped": dict(skipped)}
+    return {"status": max(p["status"] for p in parts), "seconds": max(p["seconds"] for p in parts), "result": result}
+
+
+def _options(args: argparse.Namespace) -> tuple[list[str], str]:
+    """The words that every part is given, and the backend that they mean: empty where it cannot be used, which the parts then report."""
+    options = ["--device", str(args.device), "--backend", str(args.backend)]
+    for name in ("isa", "threads"):
+        if getattr(args, name):
+            options += [f"--{name}", str(getattr(args, name))]
+    try:
+        return options, choose(args.device, args.backend, args.isa).backend
+    except Bw24Error:
+        return options, ""
+
+
 def _summary(name: str, part: dict[str, Any]) -> str:
     """A part in one line."""
     r = part.get("result")
@@ -120,12 +151,12 @@ def page(report: dict[str, Any]) -> str:
 def run_report(args: argparse.Namespace) -> int:
     """Exit code of `bw24 report`: 3 where a kernel or gate differs or a part crashed."""
     model = args.model if args.model_given else "demo"
-    options = ["--device", str(args.device)] + (["--threads", str(args.threads)] if args.threads else [])
+    options, backend = _options(args)
     parts: dict[str, Any] = {}
     for name, words, seconds in PARTS:
         say(f"report: {name} ...")
-        extra = [] if name == "probe" else options
-        parts[name] = run_part([model if w == "MODEL" else w for w in words] + extra, seconds)
+        words = [model if w == "MODEL" else w for w in words] + options
+        parts[name] = run_kernels(words, backend, seconds) if name == "kernel-check" else run_part(words, seconds)
     bad = [name for name in ("kernel-check", "gate", "bench") if parts[name]["status"] != 0]
     report = {
         "schema": "report 1", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "device": args.device,
