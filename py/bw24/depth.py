@@ -3,6 +3,9 @@ try a depth again; knows no engine and no clock."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 AUTO_K = 8  # most drafts a round where they are not given
 PRIOR, WEIGHT = 0.6, 2.0  # acceptance before anything was judged, and how many judgements that counts for
 SLOW = 1 / 24  # weight of a judgement once there are many
@@ -10,6 +13,7 @@ LASTING = 1 / 128  # of a judgement in what replies leave to the next
 TRIED = 1 / 8  # of one that was made to see whether drafts have become better
 GAIN = 1.02  # drafting must promise this much more than plain decoding
 AGAIN, SELDOM = 32, 512  # rounds without drafts before one is tried: at first, and at most
+REGRET = 0.01  # of the time of plain steps that several replies share, what trying drafts may cost them
 KEEP = 4  # rounds for which a plan is kept
 PLAIN_EVERY = 96  # rounds after which a plain step is measured again
 COLD = 3  # times that a form may be slow at first: code and pages are touched, on a card its graph is made
@@ -28,6 +32,8 @@ class Costs:
         self.kept: list[float] = []  # acceptance by position in the replies so far: what the next one begins with
         self._judged: list[int] = []
         self._asked: dict[int, int] = {}  # replies in a round -> their choices since the last plain steps
+        self._spare = 0.0  # seconds that may be lost to a try
+        self.plan: tuple[list[Depth], int, list[int], bool] = [], 0, [], False  # of replies in one round: who, its age in rounds, depths, hope
 
     def due(self, runs: int) -> bool:
         """Whether the plain step of so many replies is to be measured, for the first time or again; asked by each of them in each round, so that all
@@ -35,6 +41,12 @@ class Costs:
         asked = self._asked.get(runs, 0) + 1
         self._asked[runs] = asked if asked < (PLAIN_EVERY + 3) * runs else 0
         return asked > PLAIN_EVERY * runs or self.counts.get(runs, 0) < 3
+
+    def tries(self, runs: int) -> int:
+        """Where drafts do not pay for replies that share plain steps: rounds until each may make one, in case they have become better."""
+        kept, plain = self.kept[0] if self.kept else PRIOR, self.step(runs)
+        regret = max(self.draft + self.step(2 * runs) - (1 + kept) * plain, AGAIN * REGRET * plain)
+        return math.ceil((regret - self._spare) / (REGRET * plain)) if self._spare < regret else 0
 
     def judged(self, at: int, accepted: bool) -> None:
         """Draft `at` of some reply's round was the next token, or not."""
@@ -45,8 +57,9 @@ class Costs:
             self._judged[at] += 1
             self.kept[at] += max(1 / self._judged[at], LASTING) * (accepted - self.kept[at])
 
-    def timed(self, drafts: int, rows: int, drafting: float, step: float) -> None:
-        """A round with chains of `drafts` drafts, whose judging step had `rows` rows."""
+    def timed(self, drafts: int, rows: int, drafting: float, step: float, steps: int = 1) -> None:
+        """A round with chains of `drafts` drafts, whose judging step had `rows` rows; or `steps` plain ones of so many."""
+        self._spare = 0.0 if drafts else self._spare + REGRET * step * steps
         if drafts:
             self.drafts += 1
             self.draft = _mean(self.draft, drafting / drafts, self.drafts)
@@ -165,3 +178,55 @@ class Depth:
             self._idle = SELDOM if accepted and self._hope else 0  # one that was right is followed by another
             self._wait = self._wait if accepted else min(2 * self._wait, SELDOM)
             self._age = KEEP
+
+
+def choose_together(depths: Sequence[Depth]) -> list[int]:
+    """Drafts of each of several replies for the round that they share: those of most worth, as many as promise most tokens a second of all."""
+    n, costs = len(depths), depths[0].costs
+    if n == 1:
+        return [depths[0].choose()]
+    top = min(d.top for d in depths)
+    due = [costs.due(n) for _ in depths][-1]
+    wide = top > 0 and not due and (costs.draft is None or costs.drafts < COLD)
+    if top < 1 or due or wide:
+        return _agreed(depths, [min(2, top) if wide else 0] * n, SELDOM if top < 1 else 1)
+    who, age, plan, hope = costs.plan
+    if age >= KEEP or len(who) != n or any(a is not b for a, b in zip(who, depths, strict=True)):
+        age, (plan, hope) = 0, plan_together(depths, top)
+    costs.plan = list(depths), age + 1, plan, hope
+    if any(plan):
+        return _agreed(depths, plan, 1, KEEP - age)
+    wait = costs.tries(n) if hope else SELDOM
+    if wait:
+        return _agreed(depths, plan, wait)
+    costs.plan = [], 0, [], False  # what is found out decides at once
+    return _agreed(depths, [1] * n, 1)
+
+
+def _agreed(depths: Sequence[Depth], drafts: list[int], sure: int, steady: int = 1) -> list[int]:
+    for depth in depths:
+        depth._sure, depth._steady = sure, steady
+    return drafts
+
+
+def plan_together(depths: Sequence[Depth], top: int) -> tuple[list[int], bool]:
+    """The depth of each reply, all 0 where nothing promises enough; and whether drafts that are always right would pay. A round costs by its deepest
+    chain and by the rows of all, so of all drafts the likeliest are made."""
+    n, costs, worth = len(depths), depths[0].costs, []
+    plain = costs.step(n)
+    for i, depth in enumerate(depths):
+        chain = 1.0
+        for k in range(min(top, len(depth._sums) + 1)):  # no deeper than one beyond what was judged
+            chain *= depth.kept(k)
+            worth.append((-chain, k, i))
+    tokens, best, most, deepest, taken = float(n), 0, GAIN * n / plain, 0, sorted(worth)
+    for made, (chain, k, _) in enumerate(taken, 1):
+        tokens, deepest = tokens - chain, max(deepest, k + 1)
+        cost = deepest * costs.draft + costs.step(n + made)
+        if tokens >= most * cost:
+            best, most = made, tokens / cost
+    drafts = [0] * n
+    for _, _, i in taken[:best]:
+        drafts[i] += 1
+    hope = any(n * (k + 1) >= GAIN * n / plain * (k * costs.draft + costs.step(n * (k + 1))) for k in range(1, top + 1))
+    return drafts, hope

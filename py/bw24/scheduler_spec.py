@@ -86,7 +86,7 @@ class DraftingScheduler(Scheduler):
         """One round for all of them, or where none drafts several plain steps if nobody else is in the step. Returns the steps."""
         if not runs:
             return 1
-        wanted = [min(r.seq.wanted(len(runs)), self._left(r)) for r in runs]
+        wanted = [min(k, self._left(r)) for r, k in zip(runs, speculate.wanted_together([r.seq for r in runs]), strict=True)]
         most = 1 if any(wanted) or not alone else min(self._ahead(runs), *(r.seq.sure() for r in runs))
         if most > 1 and not self._make_room([(r, most) for r in runs]):
             return 0
@@ -104,7 +104,7 @@ class DraftingScheduler(Scheduler):
         """Rows of logits for each, whose tokens are picked here: drafts serve as far as the picks are the same."""
         if not runs:
             return
-        wanted = [min(r.seq.wanted(len(runs)), self._left(r)) for r in runs]
+        wanted = [min(k, self._left(r)) for r, k in zip(runs, speculate.wanted_together([r.seq for r in runs]), strict=True)]
         try:
             rows = speculate.open_rounds(self.engine, [(r.seq, r.tokens[-1]) for r in runs], speculate.shares(self.engine, wanted))
         except Bw24Error as error:

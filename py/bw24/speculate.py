@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import abi, plain, sampling
-from .depth import AUTO_K, Depth
+from .depth import AUTO_K, Depth, choose_together
 from .errors import Bw24Error
 from .generate import Progress, chunks
 
@@ -340,7 +340,7 @@ def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], dra
     but for want of memory in the middle of moving, where those that moved have their tokens."""
     for run, _, _ in runs:
         run.settle()
-    drafts = list(drafts) if drafts is not None else shares(engine, [run.wanted(len(runs)) for run, _, _ in runs])
+    drafts = list(drafts) if drafts is not None else shares(engine, wanted_together([run for run, _, _ in runs]))
     requests = abi.ffi.new("bw24_round_request[]", len(runs))
     for i, ((run, token, history), k) in enumerate(zip(runs, drafts, strict=True)):
         requests[i] = run._request.fill(token, history, k)[0]
@@ -375,7 +375,7 @@ def plain_together(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[i
     spent, n = time.perf_counter() - started, len(out[0])
     for (run, _, _), tokens in zip(runs, out, strict=True):
         run._noted_plain(tokens, spent / len(runs))
-    engine.costs.timed(0, len(runs), 0.0, spent / n)
+    engine.costs.timed(0, len(runs), 0.0, spent / n, n)
     return out
 
 
@@ -417,6 +417,13 @@ def open_rounds(engine: Engine, runs: Sequence[tuple[Drafted, int]], drafts: Seq
     for (run, token), request, rows in zip(runs, requests, parts, strict=True):
         run._opened(request, token, rows)
     return [rows[0] for rows in parts]
+
+
+def wanted_together(runs: Sequence[Drafted]) -> list[int]:
+    """Drafts for the round that these timelines share."""
+    depths = [run.depth for run in runs]
+    drafts = choose_together(depths) if all(depths) else [run.k for run in runs]
+    return [min(k, run.room()) for k, run in zip(drafts, runs, strict=True)]
 
 
 def shares(engine: Engine, wanted: list[int]) -> list[int]:
