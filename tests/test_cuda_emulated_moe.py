@@ -28,6 +28,7 @@ inline void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
 WARP_GROUPS = """inline uint64_t wg_rows(const uint8_t *tile, int at) { return (uint64_t)tile + at; }
 inline void wg_mma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) { emu::wg_mma(&d[0][0], a, b); }
 template <int N> inline void wg_wait() {}
+inline uint32_t bf16_times(uint32_t a, uint32_t b) { return emu::bf16_times(a, b); }
 """
 
 

@@ -110,7 +110,7 @@ template <class U> __global__ void __launch_bounds__(256, GEMM_STAGES == 3 ? 2 :
         __syncthreads();
         ld.stage(k + GEMM_STAGES - 1);
         gemm_decode<U>(sh, k + 1, a.m[0].segs);
-        if (wn * 32 < tile.n) gemm_stage<U, false>(sh, k, k % GEMM_STAGES, p);
+        if (wn * 32 < tile.n) gemm_stage<U, false, false>(sh, k, k % GEMM_STAGES, p);
         if (!(k & 1)) continue;
 #pragma unroll
         for (int i = 0; i < 8; i++) {

@@ -4,6 +4,7 @@
 #ifndef BW24_CU_OP_GEMM_CUH
 #define BW24_CU_OP_GEMM_CUH
 
+#include <type_traits>
 #include "op_linear.cuh"
 
 namespace bw {
@@ -114,8 +115,8 @@ template <bool FOUR> struct RowFloats {
     __device__ __forceinline__ float2 at(int n) const { return FOUR && n & 1 ? make_float2(v.z, v.w) : make_float2(v.x, v.y); }
 };
 
-/* the products of stage k; PAIRS: rows lie as GemmLoad puts them */
-template <class U, bool PAIRS, class Sh> __device__ __forceinline__ void gemm_stage(const Sh &sh, int k, int slot, float (&p)[2][Sh::COLUMNS][4]) {
+/* the products of stage k; PAIRS: rows lie as GemmLoad puts them; FIRST: p begins here, from +0 */
+template <class U, bool PAIRS, bool FIRST, class Sh> __device__ __forceinline__ void gemm_stage(const Sh &sh, int k, int slot, float (&p)[2][Sh::COLUMNS][4]) {
     constexpr Form F = U::FORM;
     constexpr bool FOUR = PAIRS && !Sh::LOWS; /* else registers run out */
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3;
@@ -166,7 +167,7 @@ template <class U, bool PAIRS, class Sh> __device__ __forceinline__ void gemm_st
                         const float di = i & 1 ? d.y : d.x, first = F == FORM_S2M ? (i & 1 ? low.y : low.x) : (i & 1 ? sum.y : sum.x);
                         float2 u = make_float2(0.0f, 0.0f);
                         if (Sh::LOWS) u = sh.mins[k & 1][c][(wm * 2 + m) * 16 + gid + 8 * r];
-                        q[i] = fmaf(di, group_value<F>(v[i], vh[i], s[m][r].x, s[m][r].y, m0[m][r], first, u.x, u.y, i & 1 ? sum.y : sum.x), q[i]);
+                        q[i] = fmaf(di, group_value<F>(v[i], vh[i], s[m][r].x, s[m][r].y, m0[m][r], first, u.x, u.y, i & 1 ? sum.y : sum.x), FIRST && !c ? 0.0f : q[i]);
                     }
                 }
             }
@@ -176,7 +177,7 @@ template <class U, bool PAIRS, class Sh> __device__ __forceinline__ void gemm_st
 
 /* a lane's results: outputs `out` and out + 8, two rows from `row` on in each eight, or (PAIRS) four in each sixteen; 16 values of the residual are on the
  * way before one is used (a store may be to where the next one is read from, so that the compiler does not move a load over it) */
-template <bool RES, bool PAIRS, int N> __device__ __forceinline__ void gemm_store(const LinearPart &part, int rows, int out, int row, const float (&y)[N][4]) {
+template <bool RES, bool PAIRS, int N> __device__ __forceinline__ void gemm_store(const LinearPart &part, float scale, int rows, int out, int row, const float (&y)[N][4]) {
     float bias[2];
     bool have[2];
 #pragma unroll
@@ -196,7 +197,7 @@ template <bool RES, bool PAIRS, int N> __device__ __forceinline__ void gemm_stor
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const int r = i >> 1 & 1, j = n + (i >> 2), k = PAIRS ? (j >> 1) * 16 + (j & 1) * 2 + (i & 1) : j * 8 + (i & 1);
-            float v = y[n + (i >> 2)][i & 3] * part.scale;
+            float v = y[n + (i >> 2)][i & 3] * scale;
             if (part.bias) v = v + bias[r];
             if (RES) v = res[i] + v;
             if (have[r] && row + k < rows) part.y[first + (size_t)k * part.n + 8 * r] = v;
@@ -225,31 +226,46 @@ template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(Linea
     pdl_wait();
     float p[2][8][4], y[2][8][4];
 #pragma unroll
-    for (int i = 0; i < 64; i++) (&p[0][0][0])[i] = (&y[0][0][0])[i] = 0.0f;
+    for (int i = 0; i < 64; i++) (&y[0][0][0])[i] = 0.0f;
     ld.scales(0, threadIdx.x);
 #pragma unroll
     for (int k = 0; k < STAGES - 1; k++) ld.stage(k, k);
     cp_wait<STAGES - 2>();
     __syncthreads();
     gemm_decode<U>(sh, 0, a.segs);
-    for (int k = 0, slot = 0; k < stages; k++) {
+    int slot = 0;
+    const auto step = [&](int k, auto first) {
         cp_wait<STAGES - 2>();
         __syncthreads();
         ld.stage(k + STAGES - 1, slot ? slot - 1 : STAGES - 1);
         gemm_decode<U>(sh, k + 1, a.segs);
-        gemm_stage<U, true>(sh, k, slot, p);
+        gemm_stage<U, true, decltype(first)::value>(sh, k, slot, p);
         if (++slot == STAGES) slot = 0;
-        if (k & 1) {
+    };
+    if constexpr (STAGES == 3) /* a text for first halves; cards of two stages have no registers for that */
+        for (int k = 0; k < stages; k += 2) {
+            step(k, std::true_type());
+            step(k + 1, std::false_type());
 #pragma unroll
-            for (int i = 0; i < 64; i++) { (&y[0][0][0])[i] = (&y[0][0][0])[i] + (&p[0][0][0])[i]; (&p[0][0][0])[i] = 0.0f; }
+            for (int i = 0; i < 64; i++) (&y[0][0][0])[i] = (&y[0][0][0])[i] + (&p[0][0][0])[i];
+        }
+    else {
+#pragma unroll
+        for (int i = 0; i < 64; i++) (&p[0][0][0])[i] = 0.0f;
+        for (int k = 0; k < stages; k++) {
+            step(k, std::false_type());
+            if (k & 1) {
+#pragma unroll
+                for (int i = 0; i < 64; i++) { (&y[0][0][0])[i] = (&y[0][0][0])[i] + (&p[0][0][0])[i]; (&p[0][0][0])[i] = 0.0f; }
+            }
         }
     }
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int out = tile_y * 128 + (warp & 3) * 32 + (lane >> 2), row = blockIdx.x * 128 + (warp >> 2) * 64 + 4 * (lane & 3);
 #pragma unroll
     for (int m = 0; m < 2; m++) {
-        if (part.res) gemm_store<true, true>(part, a.rows, out + m * 16, row, y[m]);
-        else gemm_store<false, true>(part, a.rows, out + m * 16, row, y[m]);
+        if (part.res) gemm_store<true, true>(part, part.scale, a.rows, out + m * 16, row, y[m]);
+        else gemm_store<false, true>(part, part.scale, a.rows, out + m * 16, row, y[m]);
     }
 }
 

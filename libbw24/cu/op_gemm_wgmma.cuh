@@ -3,8 +3,8 @@
  * take, and this group leaves the others its registers. Owns the order of the bf16 activations of these cards; knows no launch.
  *
  * Activations: [64 columns][row][128 bytes], the 16-byte places of a row swapped by row % 8 (the instruction's 128-byte swizzle), so that what a block reads
- * at a time is 16 KB in a row. Along k a group of 32 columns is two products of 16; place 2e + i of a group has columns 16e + 4t + 2i and the next one for
- * t = 0 .. 3: what lane t of a quad has in registers of a unit's two words. */
+ * at a time is 16 KB in a row. Along k a group of 32 columns is two products of 16; place j of a group's four has columns 4t + j and 4t + j + 16 for
+ * t = 0 .. 3: value j of the two words of a unit that lane t of a quad has. */
 #ifndef BW24_CU_OP_GEMM_WGMMA_CUH
 #define BW24_CU_OP_GEMM_WGMMA_CUH
 
@@ -49,6 +49,13 @@ __device__ __forceinline__ void wg_mma(float (&d)[16][4], const uint32_t (&a)[4]
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+/* products of two bf16, subnormals as they are */
+__device__ __forceinline__ uint32_t bf16_times(uint32_t a, uint32_t b) {
+    uint32_t v;
+    asm("mul.rn.bf16x2 %0,%1,%2;" : "=r"(v) : "r"(a), "r"(b));
+    return v;
+}
+
 /* ---- activations: codes times scale as bf16 in the order above, zeros in columns past the row's; a warp has 8 rows of 64 columns, a lane a place of two */
 __device__ __forceinline__ void wg_acts(const Acts &a, uint8_t *to, int padded) {
     const int lane = threadIdx.x & 31, stage = blockIdx.x * 8 + (threadIdx.x >> 5), place = lane & 7, g = 2 * stage + (place >> 2);
@@ -67,13 +74,11 @@ __device__ __forceinline__ void wg_acts(const Acts &a, uint8_t *to, int padded) 
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         const int row = blockIdx.y * 8 + (lane >> 3) + 4 * j;
-        const uint32_t w[4] = {place & 2 ? q[j][0].y : q[j][0].x, place & 2 ? q[j][0].w : q[j][0].z, place & 2 ? q[j][1].y : q[j][1].x, place & 2 ? q[j][1].w : q[j][1].z};
+        const uint32_t w[4][2] = {{q[j][0].x, q[j][0].y}, {q[j][0].z, q[j][0].w}, {q[j][1].x, q[j][1].y}, {q[j][1].z, q[j][1].w}};
         uint32_t v[4];
 #pragma unroll
-        for (int t = 0; t < 4; t++) {
-            const uint32_t x = (place & 1 ? w[t] >> 16 : w[t]) ^ 0x80808080u;
-            v[t] = bf16x2(d[j] * (big_byte(x, 0) - 8388736.0f), d[j] * (big_byte(x, 1) - 8388736.0f));
-        }
+        for (int t = 0; t < 4; t++)
+            v[t] = bf16x2(d[j] * (big_byte(w[t][0] ^ 0x80808080u, place & 3) - 8388736.0f), d[j] * (big_byte(w[t][1] ^ 0x80808080u, place & 3) - 8388736.0f));
         *(uint4 *)(to + ((size_t)stage * padded + row) * 128 + ((place ^ (row & 7)) * 16)) = make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
@@ -107,12 +112,13 @@ template <class U> __device__ __forceinline__ void wg_fetch(WgShared<U> &sh, con
 /* ---- weights of a warp: tiles `warp` and `warp + 4` of its group's eight */
 template <class U> struct WgWeights {
     WgShared<U> &sh;
+    static constexpr bool TWO = U::FORM == FORM_S2, E2M1 = TWO && U::APART;
+    static constexpr float ZERO = U::UNSIGNED ? -32768.0f : -32896.0f, BACK = E2M1 ? 256.0f : 1.0f; /* BACK: what the sums lack */
     int warp, lane, tile; /* tile: the warp's first of the block's */
     typename U::Pack w[2][2];
     /* scales of half h, two pairs of groups a lane: what a code is multiplied with and what is added to code + 2^15 (+ 128 where it is signed) times that;
-     * two scales a group: these */
+     * two scales a group: these; NVFP4: both in bf16, times 2^119 */
     __device__ __forceinline__ void scales(int h) {
-        constexpr float ZERO = U::UNSIGNED ? -32768.0f : -32896.0f;
         const int row = lane & 15, t = tile + (lane >> 4) * 4;
         const uint8_t *raw = sh.raw[h >> 1 & 1] + t * U::SCALE;
         __syncwarp(); /* the half before is decoded */
@@ -123,18 +129,17 @@ template <class U> struct WgWeights {
             U::pair(U::fetch(raw, row, at), at, x, y);
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                sh.scale[warp][2 * k + e][lane] = make_float2(x[e], U::FORM == FORM_S2 ? y[e] : fmaf(x[e], ZERO, y[e]));
+                sh.scale[warp][2 * k + e][lane] = E2M1   ? make_float2(__uint_as_float(bf16x2(x[e] * 0x1p119f, y[e] * 0x1p119f)), 0.0f)
+                                                  : TWO ? make_float2(x[e], y[e])
+                                                        : make_float2(x[e], fmaf(x[e], ZERO, y[e]));
         }
         __syncwarp();
     }
-    /* words w times s plus z: columns 0 and 1, 2 and 3 */
-    static __device__ __forceinline__ void codes(uint32_t w, float s, float z, uint32_t &first, uint32_t &second) {
+    /* word w times s plus z */
+    static __device__ __forceinline__ void codes(uint32_t w, float s, float z, float (&f)[4]) {
         const uint32_t v = U::UNSIGNED ? w : w ^ 0x80808080u;
-        float f[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) f[i] = fmaf(s, __uint_as_float(prmt(v, 0x47000000u, 0x7404 + 16 * i)), z);
-        first = bf16x2(f[0], f[1]);
-        second = bf16x2(f[2], f[3]);
     }
     /* group g of half h as A registers [tile of 64][16 columns] */
     __device__ __forceinline__ void group(int h, int g, uint32_t (&a)[2][2][4]) {
@@ -147,13 +152,24 @@ template <class U> struct WgWeights {
         for (int m = 0; m < 2; m++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                uint32_t lo, hi;
-                U::unpack(w[m][r], g % U::GP, lo, hi);
                 const float2 s = sh.scale[warp][g][m * 16 + (lane >> 2) + 8 * r];
-                constexpr bool TWO = U::FORM == FORM_S2;
-                constexpr float ZERO = U::UNSIGNED ? -32768.0f : -32896.0f;
-                codes(lo, s.x, TWO ? s.x * ZERO : s.y, a[m][0][r], a[m][0][2 + r]);
-                codes(hi, TWO ? s.y : s.x, TWO ? s.y * ZERO : s.y, a[m][1][r], a[m][1][2 + r]);
+                if constexpr (E2M1) {
+                    /* a value's three bits as the lowest of a bf16's exponent and the highest of its fraction are it times 2^-126; with the scale, 2^-8 */
+                    const uint32_t x = word_of(w[m][r].v, g);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const uint32_t v = i < 2 ? x << (6 - 4 * i) : x >> (4 * i - 6);
+                        a[m][i >> 1][(i & 1) * 2 + r] = bf16_times((v & 0x01c001c0u) | (x << (12 - 4 * i) & 0x80008000u), __float_as_uint(s.x));
+                    }
+                } else {
+                    uint32_t lo, hi;
+                    float f[4], k[4];
+                    U::unpack(w[m][r], g % U::GP, lo, hi);
+                    codes(lo, s.x, TWO ? s.x * ZERO : s.y, f);
+                    codes(hi, TWO ? s.y : s.x, TWO ? s.y * ZERO : s.y, k);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) a[m][i >> 1][(i & 1) * 2 + r] = bf16x2(f[i], k[i]);
+                }
             }
     }
 };
@@ -213,8 +229,8 @@ template <class U> __device__ __forceinline__ void wg_gemm(const LinearArgs &a, 
 #pragma unroll
     for (int m = 0; m < 2; m++) {
         const int out = tile_y * WG_OUTS + (weights.tile + 4 * m) * 16 + (lane >> 2);
-        if (part.res) gemm_store<true, false>(part, a.rows, out, row, y[m]);
-        else gemm_store<false, false>(part, a.rows, out, row, y[m]);
+        if (part.res) gemm_store<true, false>(part, part.scale * weights.BACK, a.rows, out, row, y[m]);
+        else gemm_store<false, false>(part, part.scale * weights.BACK, a.rows, out, row, y[m]);
     }
 }
 

@@ -230,6 +230,16 @@ inline void mma_bf16(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) {
         c[i] = (float)sum;
     }
 }
+/* products of pairs of bf16, rounded to nearest, subnormals as they are */
+inline uint32_t bf16_times(uint32_t a, uint32_t b) {
+    uint32_t r = 0;
+    for (int i = 0; i < 2; i++) {
+        const float v = of_word<float>(a >> 16 * i << 16) * of_word<float>(b >> 16 * i << 16);
+        const uint32_t w = word(v);
+        r |= ((w + 0x7fff + (w >> 16 & 1)) >> 16) << 16 * i;
+    }
+    return r;
+}
 /* m16n8k8 in tf32, whose operands lose their last 13 bits */
 inline void mma_tf32(float *c, const float *a, float b0, float b1) {
     uint32_t w[6] = {word(a[0]), word(a[1]), word(a[2]), word(a[3]), word(b0), word(b1)}, (*s)[WORDS] = exchange(~0u, w, 6);
