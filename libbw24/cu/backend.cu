@@ -275,7 +275,7 @@ static bool shape_chain(HeadChain *c, int heads, int dim) {
     if (!c->heads) c->pitch = dim;
     c->heads = heads;
     c->dim = dim;
-    return dim % 32 == 0 && dim <= 256;
+    return dim % 32 == 0 && dim <= 512;
 }
 
 static bool chain_op(const bw_list *l, const RowOp &r, const bw_op *op, HeadArgs *a, int *bufs) {
@@ -298,7 +298,7 @@ static bool chain_op(const bw_list *l, const RowOp &r, const bw_op *op, HeadArgs
     }
     if (r.code == ROW_ROPE) {
         int half = r.i[2] / 2;
-        if (!c || c->rot || c->append || !shape_chain(c, r.i[0], r.i[1]) || r.n != r.i[0] * r.i[1] || (!r.i[3] && (half % 32 || half > 128))) return false;
+        if (!c || c->rot || c->append || !shape_chain(c, r.i[0], r.i[1]) || r.n != r.i[0] * r.i[1] || (!r.i[3] && (half % 32 || (half > 128 && half != 256)))) return false;
         if (!c->norm && !c->copy) c->x = r.y;
         c->op = r.op;
         c->y = r.y; c->cs = r.cs; c->rot = r.i[2]; c->interleaved = r.i[3];
@@ -325,8 +325,11 @@ static void try_heads(CuList *s, const bw_list *l) {
     for (int i = 0; i < c.n; i++)
         if (!chain_op(l, s->row_ops[(size_t)(c.at + i)], &l->ops[c.first + i], &a, bufs)) return;
     for (int i = 0; i < a.n; i++) {
-        for (int j = 0; j < a.n; j++)
-            if (i != j && a.c[i].x == a.c[j].y) return; /* one warp would overwrite what another reads */
+        for (int j = 0; j < a.n; j++) {
+            if (i == j || a.c[i].x != a.c[j].y) continue;
+            if (!a.c[j].append || !cu_dead_after(l, c.first + c.n, a.c[j].buf)) return; /* one warp would overwrite what another reads */
+            a.c[j].y = NULL;
+        }
         a.heads += a.c[i].heads;
     }
     c.kind = CU_HEADS;

@@ -10,7 +10,7 @@ enum HeadAppend { APPEND_NONE, APPEND_K, APPEND_V };
 /* a part of each head, norm, then rotation, then append, each where present */
 struct HeadChain {
     const float *x; /* [rows][heads][pitch], the head's values from `from` on */
-    float *y;       /* the same shape; may be x */
+    float *y;       /* the same shape; may be x; NULL: not wanted */
     const float *w; /* [dim] or NULL */
     const float *cs; /* rotation table */
     float eps;

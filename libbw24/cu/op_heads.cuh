@@ -1,7 +1,7 @@
 /* What stands between the q, k, v products and ATTEND, in one launch: parts of heads, norms by head, rotation, KV_APPEND (docs/numerics.md §4, §5, §8).
  * A warp takes one head of one row and keeps it in registers: lane holds columns lane, lane + 32, ..., so a register is a group of 32 and,
  * where half the rotation is a multiple of 32, both values of a pair lie in one lane. G: groups of a head where all heads of the launch have as many,
- * so that the code is short and runs straight on: at one row it is fetched anew in every layer. G = 0: up to 8 groups, each head its own number.
+ * so that the code is short and runs straight on: at one row it is fetched anew in every layer. G = 0: up to 16 groups, each head its own number.
  * Owns the mapping; the list's runs of row ops that have this form are found by the host. */
 #ifndef BW24_CU_OP_HEADS_CUH
 #define BW24_CU_OP_HEADS_CUH
@@ -22,7 +22,7 @@ template <class T> __device__ __forceinline__ T *held(T *p) { asm volatile("" : 
 
 /* Registers of a head and of its rotation: cosine and sine of the pair that register i leads, or of the neighbours where pairs are interleaved */
 template <int G> struct HeadRegs {
-    static constexpr int N = G ? G : 8;
+    static constexpr int N = G ? G : 16;
     float v[N], co[N], si[N];
     __device__ __forceinline__ static bool has(int i, int dim) { return G || i * 32 < dim; }
 };
@@ -41,11 +41,16 @@ template <int G> __device__ __forceinline__ void head_load(HeadRegs<G> &h, const
 }
 
 template <int G> __device__ __forceinline__ void head_norm(HeadRegs<G> &h, const float (&w)[HeadRegs<G>::N], bool l2, float eps, int dim) {
-    float p = 0.0f;
+    float total = 0.0f; /* segments of 256 */
 #pragma unroll
-    for (int i = 0; i < h.N; i++)
-        if (h.has(i, dim)) p = fmaf(h.v[i], h.v[i], p);
-    float total = 0.0f + warp_tree(p), r = 1.0f / sqrtf((l2 ? total : total / (float)dim) + eps);
+    for (int s = 0; s < h.N; s += 8) {
+        float p = 0.0f;
+#pragma unroll
+        for (int i = s; i < h.N && i < s + 8; i++)
+            if (h.has(i, dim)) p = fmaf(h.v[i], h.v[i], p);
+        total = total + warp_tree(p);
+    }
+    const float r = 1.0f / sqrtf((l2 ? total : total / (float)dim) + eps);
 #pragma unroll
     for (int i = 0; i < h.N; i++) h.v[i] = (h.v[i] * r) * w[i]; /* no weight: 1 */
 }
@@ -70,9 +75,10 @@ template <int G> __device__ __forceinline__ void head_rope(HeadRegs<G> &h, int r
     }
     if (rot == h.N * 32) return head_pairs<G, h.N / 2>(h);
     if constexpr (h.N >= 4) if (rot == 64) return head_pairs<G, 1>(h);
-    if constexpr (h.N == 8) {
+    if constexpr (h.N >= 8) {
         if (rot == 128) head_pairs<G, 2>(h);
         else if (rot == 192) head_pairs<G, 3>(h);
+        else if (h.N > 8 && rot == 256) head_pairs<G, 4>(h);
     }
 }
 
@@ -121,7 +127,7 @@ template <int G> __global__ void __launch_bounds__(128) k_heads(HeadArgs a, Step
     const HeadChain &c = a.c[k < a.n ? k : 0];
     const int dim = G ? 32 * G : held(c.dim), rot = held(c.rot), interleaved = held(c.interleaved), norm = held(c.norm), append = held(c.append);
     const float *x = held(c.x + ((size_t)row * c.heads + head) * c.pitch + c.from + lane), *cs = held(c.cs + (size_t)row * rot);
-    float *y = held(norm || rot || c.copy ? c.y + ((size_t)row * c.heads + head) * dim + lane : (float *)NULL);
+    float *y = held(c.y && (norm || rot || c.copy) ? c.y + ((size_t)row * c.heads + head) * dim + lane : (float *)NULL);
     uint8_t *part = NULL;
     int slot = 0;
     if (append && k < a.n) {
