@@ -22,7 +22,7 @@ depths="128,4096,16384"
 cold=--cold
 if [ -n "$short" ]; then list="qwen3-8b:Q4_K"; rows="1,4,8"; depths="128,4096"; cold=; fi
 synthesise() { $python scripts/synth_model.py "${1%%:*}" --type "${1##*:}" --head Q4_K -o "$2"; }
-make lib CUDA=1 > "$out/make.log" 2>&1 || { tail -20 "$out/make.log" >&2; exit 1; }
+make -j"$(nproc)" lib CUDA=1 > "$out/make.log" 2>&1 || { tail -20 "$out/make.log" >&2; exit 1; }
 said "built"
 failed=0
 export PYTHONPATH="py${PYTHONPATH:+:$PYTHONPATH}"

@@ -39,7 +39,7 @@ case $mode in
 --gpu-perf)
     models=${1:-${TMPDIR:-/tmp}/bw24-gpu-models}
     [ $# -eq 0 ] || shift
-    make lib CUDA=1
+    make -j"$(nproc)" lib CUDA=1
     exec $python scripts/perf_ci.py --backend cuda --published "$models" --make "$@"
     ;;
 --perf)
