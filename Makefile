@@ -141,7 +141,7 @@ test-full: all ## the same and the full golden sets: BW24_GOLDENS=DIR make test-
 	@$(MAKE) --no-print-directory $(JOBS) ctest
 	BW24_GOLDENS="$(abspath $(BW24_GOLDENS))" $(PYTEST) tests
 
-test-faults: all ## builds with seeded faults against every gate: which gate catches what (a quarter of an hour)
+test-faults: all ## builds with seeded faults against the gates that must see them (a quarter of an hour)
 	$(PYTEST) tests/test_faults.py --faults -s
 
 soak: all ## long runs: fuzzing, every gate on the real model, load and broken requests on the server

@@ -14,7 +14,8 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--library", help="test this build of libbw24.so instead of the one beside the package")
-    parser.addoption("--faults", action="store_true", help="build and run every seeded fault (test_faults.py), not only the quick ones")
+    parser.addoption("--faults", action="store_true", help="test_faults.py: every seeded fault through the gates that must see it")
+    parser.addoption("--faults-table", action="store_true", help="the same with every gate, for the table of research/faults.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
