@@ -33,6 +33,7 @@ DEMO = "py/bw24/data/demo.gguf"
 TOLERANCE = 0.03  # a cell is slower where even the upper end of its interval lies below 1 - TOLERANCE
 DRIFT = 0.06  # the product of the medians since the fastest green row from the anchor on, at this run's upper end, must stay above 1 - DRIFT
 CLOCK_DROP = 0.05  # a round in which the card's clock lay further than this below its highest is another machine than the one before
+LEAST_SECONDS = 0.5  # of a round: the kernel counts processor time in ticks of 10 ms, so that others' work cannot be told in less
 PROMPTS = (
     "def add(a, b):", "import os\n\ndef walk(path):", "class Stack:\n    def push(self, item):", "# Read a file of numbers and return their mean\n",
 )
@@ -156,18 +157,26 @@ class Kept:
     card: dict[str, str] | None
 
 
+def one_round(base: Side, new: Side, cells: list[Cell], number: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Base seconds over new seconds by cell, and the new side's seconds: medians of as many passes over the cells as LEAST_SECONDS asks for."""
+    began, passes = time.monotonic(), []
+    while not passes or time.monotonic() - began < LEAST_SECONDS:
+        order = (base, new) if (number + len(passes)) % 2 == 0 else (new, base)
+        passes.append({cell.name: {id(side): side.seconds(cell) for side in order} for cell in cells})
+    middle = {cell.name: [statistics.median(p[cell.name][id(side)] for p in passes) for side in (base, new)] for cell in cells}
+    return {name: was / now for name, (was, now) in middle.items()}, {name: now for name, (_, now) in middle.items()}
+
+
 def measure(base: Side, new: Side, cells: list[Cell], rounds: int) -> tuple[list[Kept], int]:
     """Rounds of all cells, ours and the base's back to back, taking turns: the quietest `rounds` of at most twice as many, and how many were run."""
     for side in (base, new):
         for cell in cells:
             side.seconds(cell)
-    busy_workers(base, new)
     kept: list[Kept] = []
     for number in range(2 * rounds):
-        others, ratios, seconds = Others(), {}, {}
-        for cell in cells:
-            pair = {id(side): side.seconds(cell) for side in ((base, new) if number % 2 == 0 else (new, base))}
-            ratios[cell.name], seconds[cell.name] = pair[id(base)] / pair[id(new)], pair[id(new)]
+        busy_workers(base, new)  # both counts begin here: what runs between rounds (nvidia-smi) belongs to neither
+        others = Others()
+        ratios, seconds = one_round(base, new, cells, number)
         used = max(others.cores() - busy_workers(base, new), 0.0)
         kept.append(Kept(ratios, seconds, used, clocks()))
         if sum(k.others <= DISTURBED for k in steady(kept)) >= rounds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from bw24 import abi
@@ -61,15 +62,17 @@ def timed(engine: Engine, cell: dict[str, Any], deep: dict[int, Sequence]) -> fl
 
 def main() -> int:
     asked = json.loads(sys.stdin.readline())
-    models = {path: open_model(path) for path, _, _ in asked["engines"]}
-    engines = {}
-    for path, kv, context in asked["engines"]:
-        context = min(models[path].context_length, context)
-        engines[path, kv] = Engine(models[path], backend=asked["backend"], threads=asked["threads"], ctx=context, kv=kv), {}
-    print(json.dumps({"revision": abi.version(), "device": next(iter(engines.values()))[0].device}), flush=True)
-    for line in sys.stdin:
-        cell = json.loads(line)
-        print(json.dumps({"seconds": timed(engines[cell["model"], cell["kv"]][0], cell, engines[cell["model"], cell["kv"]][1])}), flush=True)
+    with ExitStack() as stack:
+        models = {path: stack.enter_context(open_model(path)) for path in dict.fromkeys(path for path, _, _ in asked["engines"])}
+        engines: dict[tuple[str, str], tuple[Engine, dict[int, Sequence]]] = {}
+        for path, kv, context in asked["engines"]:
+            room = min(models[path].context_length, context)
+            engine = stack.enter_context(Engine(models[path], backend=asked["backend"], threads=asked["threads"], ctx=room, kv=kv))
+            engines[path, kv] = engine, {}
+        print(json.dumps({"revision": abi.version(), "device": next(iter(engines.values()))[0].device}), flush=True)
+        for line in sys.stdin:
+            cell = json.loads(line)
+            print(json.dumps({"seconds": timed(engines[cell["model"], cell["kv"]][0], cell, engines[cell["model"], cell["kv"]][1])}), flush=True)
     return 0
 
 

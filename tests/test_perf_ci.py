@@ -150,6 +150,25 @@ def test_the_worker_times_every_kind(tmp_path):
     assert all(0 < s < 5 for s in rounds[0].seconds.values())
 
 
+class Told:
+    """A side whose cells take told seconds, in turn."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.left = list(seconds)
+
+    def seconds(self, cell: Cell) -> float:
+        return self.left.pop(0)
+
+
+def test_a_short_round_takes_more_passes(monkeypatch):
+    """Until LEAST_SECONDS are over; its figures are medians of the passes."""
+    clock = iter([0.0, 0.2, 0.4, 0.6])
+    monkeypatch.setattr(perf_ci.time, "monotonic", lambda: next(clock))
+    cell = Cell("m.gguf", "decode", 4)
+    ratios, seconds = perf_ci.one_round(Told(0.2, 0.3, 0.9), Told(0.1, 0.2, 0.2), [cell], 0)
+    assert ratios == {cell.name: pytest.approx(1.5)} and seconds == {cell.name: 0.2}
+
+
 def test_a_side_runs_its_own_tree_and_keeps_the_callers_packages(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/packages")
     path = perf_ci.Side(tmp_path, tmp_path / "libbw24.so").environment()["PYTHONPATH"].split(":")
