@@ -249,6 +249,38 @@ void spill_drop(bw_spill *s, spill_entry *e) {
     unmap(s, vacate(s, e), bytes, e->pinned);
 }
 
+/* an expert that has passed to the set leaves its memory to the next one: to map and pin it takes longer than to read it */
+static void set_aside(bw_spill *s, spill_entry *e) {
+    if (s->n_spare == SPILL_SPARES) {
+        spill_drop(s, e);
+        return;
+    }
+    s->spare[s->n_spare].bytes = e->bytes;
+    s->spare[s->n_spare].pinned = e->pinned;
+    s->spare[s->n_spare++].slot = vacate(s, e);
+    s->c.used += e->bytes;
+}
+
+static uint8_t *take_spare(bw_spill *s, spill_entry *e) {
+    for (int i = 0; i < s->n_spare; i++) {
+        if (s->spare[i].bytes != e->bytes) continue;
+        uint8_t *slot = s->spare[i].slot;
+        e->pinned = s->spare[i].pinned;
+        s->spare[i] = s->spare[--s->n_spare];
+        s->c.used -= e->bytes;
+        return slot;
+    }
+    return NULL;
+}
+
+void spill_drop_spares(bw_spill *s) {
+    while (s->n_spare) {
+        s->n_spare--;
+        s->c.used -= s->spare[s->n_spare].bytes;
+        unmap(s, s->spare[s->n_spare].slot, s->spare[s->n_spare].bytes, s->spare[s->n_spare].pinned);
+    }
+}
+
 static uint64_t floor_of(const bw_spill *s) { return BW_SPILL_WAVE * s->largest; }
 
 /* the budget, less where the system has little left; what is over it is given back */
@@ -270,7 +302,9 @@ static void look_at_memory(bw_spill *s) {
 /* memory for an entry; false: everything is held */
 static bool make_room(bw_spill *s, spill_entry *e) {
     const bw_spill_set *set = s->model->ctx->backend->set;
-    uint8_t *slot = NULL;
+    uint8_t *slot = take_spare(s, e);
+    if (!slot && s->c.used + e->bytes > s->limit) spill_drop_spares(s);
+    e->fresh = 0;
     while (!slot && s->c.used + e->bytes > s->limit) {
         spill_entry *old = victim(s, e->layer);
         if (!old) return false;
@@ -288,7 +322,8 @@ static bool make_room(bw_spill *s, spill_entry *e) {
         if (p == MAP_FAILED) return false;
         madvise(p, e->bytes, MADV_HUGEPAGE);
         slot = p;
-        e->pinned = set && (!set->pin || set->pin(s->model, p, e->bytes));
+        e->fresh = set && set->pin; /* pinned once it is filled: the readers take its pages from the system side by side */
+        e->pinned = set && !set->pin;
     }
     e->slot = slot;
     s->c.used += e->bytes;
@@ -399,7 +434,7 @@ void bw_spill_held_uses(bw_spill *s, int layer, const int *experts, int n, const
 /* an entry whose reads hang: the device may still write to its memory, which is never used again */
 static void forsake(bw_spill *s, spill_entry *e) {
     vacate(s, e);
-    e->pinned = 0;
+    e->pinned = e->fresh = 0;
     pthread_mutex_lock(&s->lock);
     e->turn++;
     memset(e->pending, 0, sizeof e->pending);
@@ -414,7 +449,8 @@ static void let_go(bw_spill *s, int to) {
         bool hit = e->state == SPILL_READY;
         if (e->failed || s->passing) {
             if (e->hung) forsake(s, e);
-            else spill_drop(s, e);
+            else if (e->failed) spill_drop(s, e);
+            else set_aside(s, e);
             e->held = e->failed = 0;
             continue;
         }
@@ -478,6 +514,9 @@ static bool warm_fits(const bw_spill *s, const spill_entry *e, uint64_t planned)
     return s->c.used + planned + e->bytes + kept <= s->limit;
 }
 
+/* whether RAM holds experts of the set, too: one that moves out of it need not be read again */
+static bool stays_too(const bw_spill *s) { return s->policy != BW24_POLICY_FROZEN && s->model->ctx->backend->set->both; }
+
 /* the experts of pairs[0 ..) of one layer that are not there and fit; *taken counts the pairs consumed, *full says that no more fit */
 static int collect(bw_spill *s, const int32_t *pairs, int n, int *batch, int *taken, bool *full) {
     int count = 0, layer = pairs[0];
@@ -486,7 +525,7 @@ static int collect(bw_spill *s, const int32_t *pairs, int n, int *batch, int *ta
         spill_entry *e = &s->layers[layer].entries[pairs[2 * *taken + 1]];
         bool twice = false;
         for (int k = 0; k < count; k++) twice |= batch[k] == e->expert;
-        if (twice || e->state == SPILL_READY || (s->policy == BW24_POLICY_FROZEN && s->layers[layer].in_set[e->expert])) continue;
+        if (twice || e->state == SPILL_READY || (s->layers[layer].in_set[e->expert] && !stays_too(s))) continue;
         if ((*full = !warm_fits(s, e, planned))) break;
         planned += e->bytes;
         batch[count++] = e->expert;
@@ -566,6 +605,7 @@ void bw_spill_free(bw_spill *s) {
     if (!s) return;
     spill_close_files(s);
     if (s->abandoned) return;
+    spill_drop_spares(s);
     for (int i = 0; i < s->n_layers; i++) {
         for (int e = 0; s->layers[i].entries && e < s->layers[i].experts; e++)
             if (s->layers[i].entries[e].slot) unmap(s, s->layers[i].entries[e].slot, s->layers[i].entries[e].bytes, s->layers[i].entries[e].pinned);

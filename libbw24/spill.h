@@ -47,14 +47,18 @@ void bw_spill_card_time(bw_spill *s, int64_t ns); /* a step's nanoseconds in whi
 /* A second set of experts, in memory of the backend's own (a card's), beside the budget: filled by bw24_spill_card, changed by bw_spill_swap alone, never
  * asked of begin. bytes: of one matrix there; put: writes a matrix from its rows as the file has them to `offset` of that memory, a multiple of
  * 256, and is done with the rows when it returns; settle: everything that was put is there. pin, unpin: what makes memory of the budget fit
- * for the device's own copies and ends that, NULL where nothing is needed; pin may refuse. */
+ * for the device's own copies and ends that, NULL where nothing is needed; pin may refuse and is called by many threads. both: an expert of the set may
+ * be in RAM as well. */
 typedef struct bw_spill_set {
     size_t (*bytes)(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols);
     int (*put)(bw24_model *m, int layer, int expert, int matrix, uint64_t offset, const uint8_t *raw);
     int (*settle)(bw24_model *m);
     bool (*pin)(bw24_model *m, void *at, size_t bytes);
     void (*unpin)(bw24_model *m, void *at);
+    bool both;
 } bw_spill_set;
+/* for bw_backend.warm, before it packs experts that were read: where they are on their way to the set, it gets them now */
+int bw_spill_to_set(bw_spill *s, int layer, const int *experts, int n);
 /* one byte an expert of the layer: 1 where the set has it; where its matrix lies there; bytes of the whole set */
 const uint8_t *bw_spill_in_set(const bw_spill *s, int layer);
 uint64_t bw_spill_set_at(const bw_spill *s, int layer, int expert, int matrix);

@@ -8,6 +8,7 @@
 #include "spill.h"
 
 enum { SPILL_PAGE = 4096, SPILL_CHUNK = 1 << 20, SPILL_READERS_MAX = 64, SPILL_FILES_MAX = 4096 };
+enum { SPILL_SPARES = 32 }; /* slots that wait for the next expert on its way to the set */
 enum spill_state { SPILL_ABSENT, SPILL_READING, SPILL_READY };
 
 /* a file that is read; drive 1 is its mirror */
@@ -24,6 +25,7 @@ typedef struct spill_entry {
     int pending[3];                  /* chunks of each matrix not yet read */
     uint8_t state, list, held, frozen, failed;
     uint8_t pinned;                  /* the slot */
+    uint8_t fresh;                   /* the slot is to be pinned by the reader that ends its last piece; counts as one of matrix 2 */
     uint8_t hung;                    /* reads of it may never end */
     uint32_t turn;                   /* which reading of it this is: a read of an earlier one that ends late counts for nothing */
     uint8_t cut_matrix;              /* what the readers take next: matrix, and bytes of it taken */
@@ -68,6 +70,9 @@ struct bw_spill {
     uint64_t zeros_bytes;
     bool scan;              /* it wants so many experts that keeping them would only push others out */
     bool passing;           /* they are on their way to the set and are not kept */
+    bool keeping;           /* they are on their way to the set and stay in RAM as well */
+    struct { uint8_t *slot; uint64_t bytes; bool pinned; } spare[SPILL_SPARES]; /* they count as used */
+    int n_spare;
     uint64_t set_room, set_used;
     int32_t *trace;
     int trace_cap, trace_head, trace_n;
@@ -96,6 +101,7 @@ void spill_set_touch(spill_layer *l, int expert);
 bool spill_await(bw_spill *s, spill_entry *e, int matrix);
 /* takes the entry's memory from it and gives it back */
 void spill_drop(bw_spill *s, spill_entry *e);
+void spill_drop_spares(bw_spill *s);
 void spill_note(bw_spill *s, int32_t use); /* into the trace */
 void spill_fail(bw_spill *s, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* keeps the first; takes the lock */
 void spill_close_files(bw_spill *s); /* ends the readers first */

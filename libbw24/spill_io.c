@@ -216,6 +216,21 @@ static spill_entry *take(bw_spill *s, piece *p, int *matrix) {
     return e;
 }
 
+/* under the lock, which is let go meanwhile: the entry's bytes are there, and its memory becomes fit for the device's copies */
+static void pin_slot(bw_spill *s, spill_entry *e) {
+    const uint32_t turn = e->turn;
+    uint8_t *slot = e->slot;
+    const uint64_t bytes = e->bytes;
+    e->fresh = 0;
+    pthread_mutex_unlock(&s->lock);
+    bool pinned = s->model->ctx->backend->set->pin(s->model, slot, bytes);
+    pthread_mutex_lock(&s->lock);
+    if (e->turn != turn) return; /* it was given up, and so is its memory */
+    e->pinned = pinned;
+    e->pending[2] = 0;
+    pthread_cond_broadcast(&s->done);
+}
+
 static void *reader(void *arg) {
     bw_spill *s = arg;
     pthread_mutex_lock(&s->lock);
@@ -232,6 +247,7 @@ static void *reader(void *arg) {
         if (e->turn != p.turn) continue;
         if (!ok) e->failed = 1;
         if (--e->pending[matrix] == 0) pthread_cond_broadcast(&s->done);
+        if (e->fresh && !e->pending[0] && !e->pending[1] && e->pending[2] == 1) pin_slot(s, e);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -257,6 +273,7 @@ void spill_read(bw_spill *s, spill_entry *e) {
         spill_span_of(s, e, m, &at);
         e->pending[m] = (int)chunks_of(&at);
     }
+    e->pending[2] += e->fresh;
     e->cut_matrix = 0;
     e->cut_at = 0;
     e->queue = NULL;

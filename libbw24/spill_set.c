@@ -93,26 +93,44 @@ void bw_spill_set_uses(bw_spill *s, int layer, const int *experts, int n, const 
 void bw_spill_step(bw_spill *s) { spill_note(s, -1); }
 void bw_spill_card_time(bw_spill *s, int64_t ns) { s->c.card_ns += (uint64_t)ns; }
 
-/* experts of one layer, through memory of the budget to the set; those that the file lacks are left out before */
-static int pass_batch(bw_spill *s, int layer, int *experts, int n) {
+static int put_expert(bw_spill *s, int layer, int expert) {
     bw24_model *m = s->model;
+    uint8_t *base, *raw[3];
+    bool there = true;
+    int rc = 0;
+    for (int k = 0; k < 3; k++) there &= bw_spill_wait(s, layer, expert, k, &base, &raw[k]);
+    for (int k = 0; k < 3 && there && !rc; k++) rc = m->ctx->backend->set->put(m, layer, expert, k, bw_spill_set_at(s, layer, expert, k), raw[k]);
+    return rc;
+}
+
+int bw_spill_to_set(bw_spill *s, int layer, const int *experts, int n) {
+    int rc = 0;
+    for (int i = 0; i < n && s->keeping && !rc; i++) rc = put_expert(s, layer, experts[i]);
+    return rc;
+}
+
+/* experts of one layer, through memory of the budget to the set */
+static int pass_through(bw_spill *s, int layer, int *experts, int n) {
     int hits, rc = 0;
-    for (int i = 0; i < n; i++)
-        if (s->layers[layer].entries[experts[i]].state == SPILL_READY) spill_drop(s, &s->layers[layer].entries[experts[i]]);
     s->passing = true;
     bw_spill_begin(s, layer, experts, n, 1, NULL, experts, &hits);
     for (int i = 0; i < n; i++) {
         if (i % BW_SPILL_WAVE == 0) bw_spill_next(s, i, i + BW_SPILL_WAVE < n ? i + BW_SPILL_WAVE : n);
-        for (int k = 0; k < 3; k++) {
-            uint8_t *base, *raw;
-            bool there = bw_spill_wait(s, layer, experts[i], k, &base, &raw);
-            if (there && !rc) rc = m->ctx->backend->set->put(m, layer, experts[i], k, bw_spill_set_at(s, layer, experts[i], k), raw);
-        }
+        if (!rc) rc = put_expert(s, layer, experts[i]);
     }
     bw_spill_end(s);
     s->passing = false;
     const char *lost = bw_spill_error(s);
-    if (!rc && lost) rc = bw_fail(BW24_E_IO, "%s", lost);
+    return !rc && lost ? bw_fail(BW24_E_IO, "%s", lost) : rc;
+}
+
+/* the same, and they stay in RAM where `keep` allows; those that the file lacks are left out before */
+static int fill_batch(bw_spill *s, int layer, int *experts, int n, bool keep) {
+    for (int i = 0; i < n; i++)
+        if (s->layers[layer].entries[experts[i]].state == SPILL_READY) spill_drop(s, &s->layers[layer].entries[experts[i]]);
+    s->keeping = keep;
+    int rc = keep ? s->model->ctx->backend->warm(s->model, layer, experts, n) : pass_through(s, layer, experts, n);
+    s->keeping = false;
     for (int i = 0; i < n && !rc; i++) {
         s->layers[layer].in_set[experts[i]] = 1;
         spill_set_add(&s->layers[layer], experts[i]);
@@ -149,6 +167,24 @@ static int gather(bw_spill *s, const int32_t *pairs, int n, int *batch, int *tak
     return count;
 }
 
+/* Bytes that RAM may hold after experts have passed to the set and stayed: its limit less those that are neither in the set nor among the pairs, which
+ * have nowhere else to be. */
+static uint64_t keep_room(const bw_spill *s, const int32_t *pairs, int n) {
+    if (s->policy == BW24_POLICY_FROZEN || !s->model->ctx->backend->set->both) return 0;
+    uint64_t outside = 0, passing = 0;
+    for (int i = 0; i < s->n_layers; i++)
+        for (int e = 0; e < s->layers[i].experts; e++) outside += s->layers[i].in_set[e] ? 0 : s->layers[i].entries[e].bytes;
+    for (int i = 0; i < n; i++) passing += s->layers[pairs[2 * i]].in_set[pairs[2 * i + 1]] ? 0 : s->layers[pairs[2 * i]].entries[pairs[2 * i + 1]].bytes;
+    outside -= passing < outside ? passing : outside;
+    return s->limit > outside ? s->limit - outside : 0;
+}
+
+static uint64_t bytes_of(const bw_spill *s, int layer, const int *experts, int n) {
+    uint64_t sum = 0;
+    for (int i = 0; i < n; i++) sum += s->layers[layer].entries[experts[i]].bytes;
+    return sum;
+}
+
 int bw24_spill_card(bw24_model *m, const int32_t *pairs, int32_t n) {
     bw_spill *s = m ? m->spill : NULL;
     if (!s || !m->prepared || !pairs || n < 0) return bw_fail(BW24_E_ARG, "bw24_spill_card: a prepared model that was opened with bw24_spill_open is needed");
@@ -164,8 +200,10 @@ int bw24_spill_card(bw24_model *m, const int32_t *pairs, int32_t n) {
     bool full = false;
     for (int i = 0, taken, count; i < n && !full && !rc; i += taken) {
         count = gather(s, pairs + 2 * i, n - i, batch, &taken, &full);
-        if (count) rc = pass_batch(s, pairs[2 * i], batch, count);
+        const int layer = pairs[2 * i];
+        if (count) rc = fill_batch(s, layer, batch, count, s->c.used + bytes_of(s, layer, batch, count) <= keep_room(s, pairs, n));
     }
+    spill_drop_spares(s);
     int settled = m->ctx->backend->set->settle(m);
     free(batch);
     s->trace_cap = trace;

@@ -118,9 +118,11 @@ class Ours:
         self._p.stdin.flush()
         return self._line()
 
-    def close(self) -> None:
+    def close(self) -> float:
+        """Ends it; the seconds that its model took to load."""
         self._p.stdin.close()
         self._p.wait()
+        return self.facts["load_s"]
 
 
 def predicted(args: argparse.Namespace, run: dict[str, Any], threads: int) -> dict[str, Any]:
@@ -169,17 +171,23 @@ def measure(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     first = tried(args) if len(args.flags) > 2 else []
     good = [row for row in first if "decode" in row]
     best = {key: max(good, key=lambda row: max(row[key]))["flags"] for key in CELLS} if good else {CELLS[0]: args.flags[0], CELLS[1]: args.flags[-1]}
-    ours, theirs, turns = Ours(argv), [], []
+    ours, theirs, turns, starts = Ours(argv), [], [], []
     for flags in [None, *sorted(set(best.values())), None]:
-        for _ in range(0 if flags else args.rounds):
-            turns.append(ours.turn())
-            print("bw24", json.dumps(turns[-1]), flush=True)
         if flags:
+            if args.apart and ours:
+                starts.append(ours.close())
+                ours = None
             theirs.append(peer(args, flags, args.tokens, args.rounds))
             print("peer", json.dumps(theirs[-1]), flush=True)
-    ours.close()
+            continue
+        ours = ours or Ours(argv)
+        for _ in range(args.rounds):
+            turns.append(ours.turn())
+            print("bw24", json.dumps(turns[-1]), flush=True)
+    starts.append(ours.close())
+    print("starts", starts, flush=True)
     out: dict[str, Any] = {"file": args.file.name, "file_bytes": args.file.stat().st_size, "vram": args.vram, "ram": args.ram,
-                           "prompt": args.prompt, "tokens": args.tokens, "bw24": ours.facts | {"turns": turns},
+                           "prompt": args.prompt, "tokens": args.tokens, "bw24": ours.facts | {"starts": starts, "turns": turns},
                            "llama.cpp": {"tried": first, "best": best, "turns": theirs}}
     for key in CELLS:
         own, their = [t[key] for t in turns], next(row for row in theirs if row["flags"] == best[key])
@@ -195,6 +203,9 @@ def measure(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     for name in ("at_measured_hits", "at_planned_hits"):
         out["predicted"][name]["of_measured"] = round(out["predicted"][name]["decode"] / last["decode"], 3)
     print("predicted", json.dumps(out["predicted"]), flush=True)
+    rate = out["predicted"]["rates_gbps"]["disk"] * 1e9
+    out["start"] = {"seconds": starts, "disk_seconds": round(args.file.stat().st_size / rate, 2)}  # of the whole file, read once
+    print("start", json.dumps(out["start"]), flush=True)
     return out
 
 
@@ -211,6 +222,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--flags", action="append", default=[],
                         help="of llama-bench; more than two: each is tried once, and the best of each cell takes a turn; else the first for prompts, "
                              "the last for decode")
+    parser.add_argument("--apart", action="store_true",
+                        help="ours is not kept loaded beside the peer, but loaded again: for a machine whose memory does not hold both")
     parser.add_argument("--record", type=Path, help="append a row to this JSONL file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -51,7 +51,7 @@ static size_t tile_bytes(const cpu_mat *mats, const int *experts, int n) {
 
 int cpu_warm(bw24_model *m, int layer, const int *experts, int n) {
     cpu_pool *pool = ((cpu_ctx *)m->ctx->priv)->pool;
-    int threads = cpu_pool_size(pool), hits, rc = 0;
+    int threads = cpu_pool_size(pool), hits, put = 0, rc = 0;
     int *order = malloc((size_t)n * sizeof *order);
     uint8_t **tiles = calloc((size_t)threads, sizeof *tiles);
     size_t bytes = tile_bytes(((cpu_weights *)m->priv)->spilled[layer], experts, n);
@@ -64,6 +64,7 @@ int cpu_warm(bw24_model *m, int layer, const int *experts, int n) {
         to = at + BW_SPILL_WAVE < most ? most : at + BW_SPILL_WAVE < n ? at + BW_SPILL_WAVE : n;
         warm_job job = {m, layer, order + at, to - at, tiles};
         bw_spill_next(m->spill, at, to);
+        if (!put) put = bw_spill_to_set(m->spill, layer, job.experts, job.n);
         cpu_pool_run(pool, warm_part, &job);
     }
     if (!rc) bw_spill_end(m->spill);
@@ -71,7 +72,7 @@ int cpu_warm(bw24_model *m, int layer, const int *experts, int n) {
     free(tiles);
     free(order);
     const char *lost = bw_spill_error(m->spill);
-    return rc ? rc : lost ? bw_fail(BW24_E_IO, "%s", lost) : 0;
+    return rc ? rc : put ? put : lost ? bw_fail(BW24_E_IO, "%s", lost) : 0;
 }
 
 /* ---- the set: experts outside the budget, packed once */
@@ -103,4 +104,4 @@ static int set_settle(bw24_model *m) {
     return 0;
 }
 
-const bw_spill_set cpu_set = {set_bytes_of, set_put, set_settle, NULL, NULL};
+const bw_spill_set cpu_set = {set_bytes_of, set_put, set_settle, NULL, NULL, false};

@@ -61,7 +61,7 @@ static void host_units(const bw24_model *m, const bw_tensor *t, const CuMatrix *
 }
 
 /* slices of whole tiles pass through the two halves of the stage; w: where the part's units go */
-int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src) {
+int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src, bool pinned) {
     CuCtx *c = ctx_of(m);
     int rc = cu_make_stage(m);
     if (rc) return rc;
@@ -79,8 +79,9 @@ int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *
             if (!e) e = cudaMemcpyAsync(w + at, c->stage[turn], n, cudaMemcpyHostToDevice, c->q.stream);
         } else if (raw) {
             size_t rows = (at + n) * 16 > (size_t)x->rows ? (size_t)x->rows - at * 16 : n * 16;
-            memcpy(c->stage[turn], src + at * 16 * row, rows * row);
-            if (!e) e = cudaMemcpyAsync(c->raw[turn], c->stage[turn], rows * row, cudaMemcpyHostToDevice, c->q.stream);
+            const uint8_t *from = pinned ? src + at * 16 * row : c->stage[turn];
+            if (!pinned) memcpy(c->stage[turn], src + at * 16 * row, rows * row);
+            if (!e) e = cudaMemcpyAsync(c->raw[turn], from, rows * row, cudaMemcpyHostToDevice, c->q.stream);
             Queue q = c->q;
             q.pdl = false;
             if (!e) x->k->pack(q, {c->raw[turn], w + at * unit_row, (int)rows, x->cols, x->segs, row});
@@ -91,6 +92,7 @@ int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *
         }
         if (!e) e = cudaEventRecord(c->staged[turn], c->q.stream);
     }
+    for (int i = 0; i < 2 && raw && pinned && !e; i++) e = cudaEventSynchronize(c->staged[i]);
     return e ? cu_fail(m->ctx, e, t->name) : 0;
 }
 
@@ -133,7 +135,7 @@ int cu_pack_tensor(bw24_model *m, bw_tensor *t) {
     rc = cu_alloc(m, (void **)&x->w, x->bytes * (size_t)x->parts, what);
     if (rc) return rc;
     t->packed_bytes = x->bytes * (size_t)x->parts;
-    for (int i = 0; i < x->parts && !rc; i++) rc = cu_fill_part(m, t, x, x->w + (size_t)i * x->bytes, t->data + (int64_t)i * bw_part_bytes(t));
+    for (int i = 0; i < x->parts && !rc; i++) rc = cu_fill_part(m, t, x, x->w + (size_t)i * x->bytes, t->data + (int64_t)i * bw_part_bytes(t), false);
     return rc;
 }
 

@@ -126,7 +126,7 @@ static int set_put(bw24_model *m, int layer, int expert, int matrix, uint64_t of
     const CuSplitLayer &y = s->layers[(size_t)layer];
     int part, rc = cu_alive(m->ctx);
     const bw_tensor *scale, *t = bw_expert_part(y.op, matrix, expert, &part, &scale);
-    return rc ? rc : cu_fill_part(m, t, &y.m[matrix], s->set + offset, raw);
+    return rc ? rc : cu_fill_part(m, t, &y.m[matrix], s->set + offset, raw, bw_spill_pinned(m->spill, layer, expert));
 }
 
 /* one area for the routes of layers whose choice the host does not wait for */
@@ -177,7 +177,7 @@ static void set_unpin(bw24_model *m, void *at) {
     if (cudaHostUnregister(at)) cudaGetLastError();
 }
 
-const bw_spill_set cu_set = {set_bytes, set_put, set_settle, set_pin, set_unpin};
+const bw_spill_set cu_set = {set_bytes, set_put, set_settle, set_pin, set_unpin, true};
 
 /* ---- running */
 bool cu_split_waits(const bw24_model *m, const CuList *s) {

@@ -269,6 +269,77 @@ static void test_second_drive(void) {
     bw24_model_free(m);
 }
 
+/* ---- a set as a card has it: memory of its own, and of the budget what was pinned may be copied from directly */
+static uint8_t *area;
+static size_t matrix_size;
+static int puts_made, pins, unpins;
+static bool refuse_pin;
+
+static size_t area_bytes(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols) {
+    (void)m;
+    return matrix_size = (size_t)(rows * bw_row_bytes(t, cols));
+}
+static int area_put(bw24_model *m, int layer, int expert, int matrix, uint64_t offset, const uint8_t *raw) {
+    CHECK(bw_spill_pinned(m->spill, layer, expert) == !refuse_pin);
+    CHECK(bw_spill_set_at(m->spill, layer, expert, matrix) == offset);
+    memcpy(area + offset, raw, matrix_size);
+    puts_made++;
+    return 0;
+}
+static int area_settle(bw24_model *m) { (void)m; return 0; }
+static bool area_pin(bw24_model *m, void *at, size_t bytes) {
+    (void)m;
+    volatile uint8_t *p = at;
+    for (size_t i = 0; i < bytes; i += 4096) (void)p[i];
+    if (!refuse_pin) __atomic_fetch_add(&pins, 1, __ATOMIC_RELAXED);
+    return !refuse_pin;
+}
+static void area_unpin(bw24_model *m, void *at) { (void)m; (void)at; unpins++; }
+
+/* every expert's rows are in the area; the model's own copies, where all stay in RAM, give the bits of the model in memory */
+static void fill_set(int type, kind_fn kind, uint64_t ram, int policy, int kept) {
+    bw24_spill_params p = params(policy, ram);
+    p.vram = 64u << 20;
+    puts_made = pins = unpins = 0;
+    bw24_model *m = model(kind, &p, false);
+    int32_t pairs[2 * LAYERS * EXPERTS];
+    for (int i = 0; i < LAYERS * EXPERTS; i++) { pairs[2 * i] = i / EXPERTS; pairs[2 * i + 1] = i % EXPERTS; }
+    CHECK(bw24_spill_card(m, pairs, LAYERS * EXPERTS) == LAYERS * EXPERTS && puts_made == 3 * LAYERS * EXPERTS);
+    counts.size = sizeof counts;
+    CHECK(bw24_spill_stats(m, &counts) == 0 && counts.errors == 0);
+    CHECK(counts.used == (uint64_t)kept * (counts.bank / (LAYERS * EXPERTS)) && counts.peak <= (ram > counts.floor ? ram : counts.floor));
+    for (int i = 0; i < LAYERS * EXPERTS; i++)
+        for (int k = 0; k < 3; k++)
+            CHECK(!memcmp(area + bw_spill_set_at(m->spill, i / EXPERTS, i % EXPERTS, k), image + place[type][i / EXPERTS][k] + (size_t)(i % EXPERTS) * part_bytes(type), part_bytes(type)));
+    if (kept == LAYERS * EXPERTS) {
+        CHECK(counts.reads > 0 && same(m) && counts.vram_visits == counts.visits);
+    } else CHECK(kept || pins == unpins);
+    CHECK(bw24_spill_card(m, pairs, LAYERS * EXPERTS) == LAYERS * EXPERTS && puts_made == 3 * LAYERS * EXPERTS); /* there already */
+    bw24_model_free(m);
+    CHECK(pins == unpins && (pins > 0) == !refuse_pin);
+}
+
+static void test_card_set(void) {
+    const bw_backend *own = ctx->backend;
+    bw_backend stand_in = *own;
+    const bw_spill_set set = {area_bytes, area_put, area_settle, area_pin, area_unpin, true};
+    const kind_fn kinds[TYPES] = {all_of_0, all_of_1, all_of_2, all_of_3};
+    area = calloc(1, 64u << 20);
+    for (int t = 0; t < TYPES; t++)
+        for (int refuse = 0; refuse < 2; refuse++) {
+            reference(kinds[t]);
+            refuse_pin = refuse;
+            stand_in.set = &set;
+            ctx->backend = &stand_in;
+            fill_set(t, kinds[t], 64u << 20, BW24_POLICY_LRU, LAYERS * EXPERTS);
+            fill_set(t, kinds[t], 64u << 20, BW24_POLICY_FROZEN, 0);
+            fill_set(t, kinds[t], 0, BW24_POLICY_SLRU, 0);
+            ctx->backend = own;
+        }
+    refuse_pin = false;
+    free(area);
+}
+
 /* experts of different types in one tensor, some absent: the router's bias keeps to those of one kind, so that a model in memory can be compared */
 static void test_types_by_expert(void) {
     for (int t = 0; t < TYPES; t++) {
@@ -340,6 +411,7 @@ int main(void) {
     test_faults();
     test_second_drive();
     test_hanging_device();
+    test_card_set();
     test_types_by_expert();
     test_refusals();
     for (int f = 0; f < 2; f++) unlink(path[f]);
