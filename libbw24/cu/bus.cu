@@ -105,6 +105,9 @@ int cu_bus_choose(Pass &p, const CuExperts &x, int n) {
 static void tell_places(Pass &p, CuSplit *s, const CuExperts &x) {
     CuSplitLayer &y = s->layers[(size_t)x.layer];
     const size_t n = (size_t)x.experts;
+    bool moved = false;
+    for (int i = 0; i < s->bus.n; i++) moved |= s->bus.expert[i].stays;
+    if (!moved) return; /* nor are there places where the set never had an expert */
     for (int i = 0; i < s->bus.n; i++)
         for (int k = 0; k < 3 && s->bus.expert[i].stays; k++)
             y.at_host[(size_t)k * n + (size_t)s->bus.expert[i].expert] = (uint32_t)(bw_spill_set_at(p.m->spill, x.layer, s->bus.expert[i].expert, k) / 256);

@@ -196,8 +196,9 @@ def report_plan(args: argparse.Namespace, name: str, shape: Shape, h: Hits, c: C
     write(f"of the visits: VRAM {100 * v:.1f} %, RAM {100 * r:.1f} % ({ram / 2**30:.1f} GiB), disk {100 * (1 - v - r):.1f} %\n")
     card = f", card {rates.vram / 1e9:.0f} GB/s" if rates.vram else ""
     write(f"rates: processor {rates.cpu / 1e9:.1f} GB/s, disk {rates.disk / 1e9:.2f} GB/s{card}\n")
-    own = f" (the card's {c.card:.1f} ms meanwhile)" if c.card else ""
-    write(f"a token: experts {c.cpu:.0f} ms{own}, disk {c.disk:.0f} ms, the rest {c.other:.0f} ms: {c.rate:.2f} tok/s one after the other, "
+    ms = lambda x: f"{x:.0f} ms" if x >= 10 or x == 0 else f"{x:.2g} ms"  # noqa: E731
+    own = f" (the card's {ms(c.card)} meanwhile)" if c.card else ""
+    write(f"a token: experts {ms(c.cpu)}{own}, disk {ms(c.disk)}, the rest {ms(c.other)}: {c.rate:.2f} tok/s one after the other, "
           f"{1e3 / c.ideal:.2f} if the disk were wholly hidden\n")
     if ways:
         write(f"{args.target:g} tok/s would take one of:\n" + "".join(f"  {line}\n" for line in ways))
