@@ -28,8 +28,8 @@ import synth_gemma4  # noqa: E402
 import synth_moe  # noqa: E402
 from bw24.errors import Bw24Error  # noqa: E402
 from bw24.gguf import GGUFWriter, open_gguf  # noqa: E402
-from bw24.gguf_writer import atomic_file  # noqa: E402
 from bw24.gguf_types import KIND_NAMES, TYPE_IDS, TYPES  # noqa: E402
+from bw24.gguf_writer import atomic_file  # noqa: E402
 from synth_blocks import MAKERS, nvfp4_scale, pool  # noqa: E402
 
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q6_K": 18,

@@ -310,7 +310,8 @@ static void fill_set(int type, kind_fn kind, uint64_t ram, int policy, int kept)
     CHECK(counts.used == (uint64_t)kept * (counts.bank / (LAYERS * EXPERTS)) && counts.peak <= (ram > counts.floor ? ram : counts.floor));
     for (int i = 0; i < LAYERS * EXPERTS; i++)
         for (int k = 0; k < 3; k++)
-            CHECK(!memcmp(area + bw_spill_set_at(m->spill, i / EXPERTS, i % EXPERTS, k), image + place[type][i / EXPERTS][k] + (size_t)(i % EXPERTS) * part_bytes(type), part_bytes(type)));
+            CHECK(!memcmp(area + bw_spill_set_at(m->spill, i / EXPERTS, i % EXPERTS, k),
+                          image + place[type][i / EXPERTS][k] + (size_t)(i % EXPERTS) * part_bytes(type), part_bytes(type)));
     if (kept == LAYERS * EXPERTS) {
         CHECK(counts.reads > 0 && same(m) && counts.vram_visits == counts.visits);
     } else CHECK(kept || pins == unpins);
