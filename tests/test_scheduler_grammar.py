@@ -121,7 +121,7 @@ def test_drafts_asked_afterwards_are_masked(model, masked, k: int):
 def test_nothing_is_asked_of_the_device_twice_where_nothing_is_refused(model):
     """Tokens of a reply whose grammar refuses none come several a call, as free ones do."""
     with Engine(model, threads=2, ctx=512, device="cpu") as engine, closing(Scheduler(engine, model.tokenizer)) as scheduler:
-        calls, step = [], engine.step
-        engine.step = lambda *a: calls.append(1) or step(*a)
+        calls, step = [], engine.step_parts
+        engine.step_parts = lambda *a, **k: calls.append(1) or step(*a, **k)
         ((_, tokens, reason),) = collect(scheduler.submit(jobs(model, engine.n_vocab, Asked)[0]))
         assert len(tokens) == 60 and reason == "length" and len(calls) == 1 and scheduler.counters.steps == 60

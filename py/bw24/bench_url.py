@@ -106,9 +106,10 @@ def run(url: str, *, clients: int, requests: int, words: int, tokens: int, model
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         raise Bw24Error(f"{url}: no OpenAI-compatible server answers: {error or type(error).__name__}") from None
     out, lock, todo = Result(url, clients), threading.Lock(), iter(range(requests))
+    sessions = [httpx.Client(timeout=600, headers=headers) for _ in range(clients)]  # before the clock: each reads the system's certificates
 
-    def work() -> None:
-        with httpx.Client(timeout=600, headers=headers) as session:
+    def work(session: httpx.Client) -> None:
+        with session:
             while True:
                 with lock:
                     number = next(todo, None)
@@ -122,7 +123,7 @@ def run(url: str, *, clients: int, requests: int, words: int, tokens: int, model
                     with lock:
                         out.errors.append(f"{type(error).__name__}: {error}")
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(clients)]
+    threads = [threading.Thread(target=work, args=(session,), daemon=True) for session in sessions]
     started = time.perf_counter()
     for t in threads:
         t.start()

@@ -16,6 +16,7 @@ AGAIN, SELDOM = 32, 512  # rounds without drafts before one is tried: at first, 
 REGRET = 0.01  # of the time of plain steps that several replies share, what trying drafts may cost them
 KEEP = 4  # rounds for which a plan is kept
 PLAIN_EVERY = 96  # rounds after which a plain step is measured again
+PLAIN_STEPS = 3  # in a row, of which the first finds the caches full of the drafter's weights
 COLD = 3  # times that a form may be slow at first: code and pages are touched, on a card its graph is made
 
 
@@ -39,7 +40,7 @@ class Costs:
         """Whether the plain step of so many replies is to be measured, for the first time or again; asked by each of them in each round, so that all
         are plain together."""
         asked = self._asked.get(runs, 0) + 1
-        self._asked[runs] = asked if asked < (PLAIN_EVERY + 3) * runs else 0
+        self._asked[runs] = asked if asked < (PLAIN_EVERY + PLAIN_STEPS) * runs else 0
         return asked > PLAIN_EVERY * runs or self.counts.get(runs, 0) < 3
 
     def tries(self, runs: int) -> int:
@@ -47,6 +48,10 @@ class Costs:
         kept, plain = self.kept[0] if self.kept else PRIOR, self.step(runs)
         regret = max(self.draft + self.step(2 * runs) - (1 + kept) * plain, AGAIN * REGRET * plain)
         return math.ceil((regret - self._spare) / (REGRET * plain)) if self._spare < regret else 0
+
+    def measuring(self, runs: int) -> None:
+        """All plain steps that are due are made in one call."""
+        self._asked[runs] = 0
 
     def judged(self, at: int, accepted: bool) -> None:
         """Draft `at` of some reply's round was the next token, or not."""
@@ -88,10 +93,10 @@ class Costs:
 
 def _mean(old: float | None, new: float, n: int) -> float:
     """The n-th of a row of measurements and what was made of those before it: the least of the first ones, then a running mean that a single
-    disturbed one moves little."""
+    disturbed one moves little: what is slower than usual was disturbed more often than not."""
     if old is None:
         return new
-    return min(old, new) if n <= COLD else 0.85 * old + 0.15 * min(new, 1.5 * old)
+    return min(old, new) if n <= COLD else old + (0.25 if new < old else 0.05) * (min(new, 1.5 * old) - old)
 
 
 class Depth:
@@ -189,7 +194,9 @@ def choose_together(depths: Sequence[Depth]) -> list[int]:
     due = [costs.due(n) for _ in depths][-1]
     wide = top > 0 and not due and (costs.draft is None or costs.drafts < COLD)
     if top < 1 or due or wide:
-        return _agreed(depths, [min(2, top) if wide else 0] * n, SELDOM if top < 1 else 1)
+        if due:
+            costs.measuring(n)
+        return _agreed(depths, [min(2, top) if wide else 0] * n, SELDOM if top < 1 else PLAIN_STEPS)
     who, age, plan, hope = costs.plan
     if age >= KEEP or len(who) != n or any(a is not b for a, b in zip(who, depths, strict=True)):
         age, (plan, hope) = 0, plan_together(depths, top)

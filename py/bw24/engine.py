@@ -31,6 +31,8 @@ PREFILL_CLASSES = ("exact", "fast")
 KV_FORMATS = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q5_1": "Q5_1", "e4m3": "E4M3"}
 
 Row = tuple["Sequence", int, bool]
+Part = tuple["Sequence", Seq[int], bool]
+ROW = np.dtype([("seq", np.uintp), ("token", np.int32), ("want", np.int32)])  # bw24_row
 
 
 def step_rows(backend: str) -> int:
@@ -354,6 +356,28 @@ class Engine:
         self._run(rows, abi.lib().bw24_step_hidden, c, len(rows), _floats(hidden), _floats(out), _floats(handed))
         return out, handed
 
+    def step_parts(self, parts: Seq[Part], out: np.ndarray | None = None,
+                   draws: Seq[tuple[SamplingParams | Draw, Seq[int]]] | None = None) -> np.ndarray:
+        """As step, or step_sample where there are draws, for tokens in a row: (sequence, 1.. tokens, whether the last one's logits are wanted). A
+        prompt's rows are filled column by column."""
+        filled, at = np.zeros(sum(len(tokens) for _, tokens, _ in parts), ROW), 0
+        for seq, tokens, want in parts:
+            one, at = filled[at : at + len(tokens)], at + len(tokens)
+            one["seq"], one["token"], one["want"][-1] = int(abi.ffi.cast("uintptr_t", seq._handle())), tokens, want
+        c, wanted, started = abi.ffi.from_buffer("bw24_row[]", filled), sum(want for *_, want in parts), time.perf_counter()
+        if draws is None:
+            made = np.empty((wanted, self.n_vocab), np.float32) if out is None else out[:wanted]
+            abi.check(abi.lib().bw24_step(self._model, c, len(filled), _floats(made)))
+        else:
+            made, (chosen, keep) = np.empty(max(wanted, 1), np.int32), picks(draws)
+            abi.check(abi.lib().bw24_step_sample(self._model, c, len(filled), chosen, abi.ffi.cast("int32_t *", abi.ffi.from_buffer(made))))
+            del keep
+        for seq, tokens, _ in parts:
+            seq.tokens.extend(tokens)
+        if self.after_step:
+            self.after_step(len(filled), time.perf_counter() - started)
+        return made[:wanted]
+
     def _run(self, rows: Seq[Row], call: Any, *arguments: Any) -> None:
         """One step of the library; its rows are part of their sequences once it has succeeded."""
         started = time.perf_counter()
@@ -433,10 +457,11 @@ class Sequence:
         width = min(self.engine.max_rows, MAX_LOGIT_ROWS) if want == "all" else self.engine.max_rows
         out = []
         for at in range(0, len(ids), width):
-            part = ids[at : at + width]
-            last = at + len(part) == len(ids)
-            rows = [(self, int(t), want == "all" or (want == "last" and last and i == len(part) - 1)) for i, t in enumerate(part)]
-            out.append(self.engine.step(rows))
+            part = [int(t) for t in ids[at : at + width]]
+            if want == "all":
+                out.append(self.engine.step([(self, t, True) for t in part]))
+            else:
+                out.append(self.engine.step_parts([(self, part, want == "last" and at + len(part) == len(ids))]))
         if want == "none":
             return None
         return out[-1][0] if want == "last" else np.concatenate(out)

@@ -59,6 +59,7 @@ class DraftingScheduler(Scheduler):
         """Pieces of prompts, all in one step."""
         if not parts:
             return
+        self._hand_out()
         try:
             speculate.append_together(self.engine, [(r.seq, r.tokens[len(r.seq.tokens) :][:n]) for r, n in parts])
         except Bw24Error as error:
@@ -90,6 +91,7 @@ class DraftingScheduler(Scheduler):
         most = 1 if any(wanted) or not alone else min(self._ahead(runs), *(r.seq.sure() for r in runs))
         if most > 1 and not self._make_room([(r, most) for r in runs]):
             return 0
+        self._hand_out()
         try:
             follow = speculate.play(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], speculate.shares(self.engine, wanted)) if any(
                 wanted) else speculate.plain_together(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], most, self._flag)
@@ -105,6 +107,7 @@ class DraftingScheduler(Scheduler):
         if not runs:
             return
         wanted = [min(k, self._left(r)) for r, k in zip(runs, speculate.wanted_together([r.seq for r in runs]), strict=True)]
+        self._hand_out()
         try:
             rows = speculate.open_rounds(self.engine, [(r.seq, r.tokens[-1]) for r in runs], speculate.shares(self.engine, wanted))
         except Bw24Error as error:

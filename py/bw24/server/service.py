@@ -58,7 +58,7 @@ class Service:
                 self.engine = engine
                 self.grammars = Grammars(self.model.tokenizer, engine.n_vocab, self.prompter.known, self.prompter.visible)
                 self.generic_grammars = Grammars(self.model.tokenizer, engine.n_vocab, self.prompter.format_for([{}]), self.prompter.visible)
-                self.fingerprint = f"bw24-{abi.version()}-exact"
+                self.fingerprint = f"bw24-{abi.version()}-{engine.prefill_class}"
                 self.scheduler = self._scheduler(engine, self.model)
                 self.state = READY if self.state == LOADING else self.state
             log.info("serving %s (%s): context %d tokens, KV %s, %s, %d threads; loaded in %.2f s", self.name, self.model.name, engine.ctx,
@@ -138,7 +138,7 @@ class Service:
         engine, model, template = self.engine, self.model, self.model.chat_template
         return {
             "model": self.name, "model_name": model.name, "architecture": model.arch, "context": engine.ctx, "vocabulary": engine.n_vocab,
-            "kv": engine.kv, "backend": engine.backend, "isa": engine.isa, "threads": engine.threads, "numeric_class": "exact",
+            "kv": engine.kv, "backend": engine.backend, "isa": engine.isa, "threads": engine.threads, "numeric_class": engine.prefill_class,
             "revision": abi.version(), "parallel": self.settings.parallel, "queue": self.settings.queue, "memory": engine.memory(),
             "chat_template": template.source if template else None, "chat_format": self.prompter.known.name,
             "template_variables": sorted(template.variables) if template else [], "aliases": list(self.settings.aliases),
