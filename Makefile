@@ -62,7 +62,8 @@ endif
 
 OBJ     := $(filter-out $(FAULTY),$(C_FILES))
 OBJ     := $(OBJ:%.c=$(BUILD)/%.o) $(FAULTY:%.c=$(dir $(SO))%.o)
-C_TESTS := $(patsubst tests/c/%.c,$(BUILD)/tests/%,$(wildcard tests/c/test_*.c))
+CTESTS  := $(patsubst tests/c/test_%.c,%,$(wildcard tests/c/test_*.c))
+C_TESTS := $(CTESTS:%=$(BUILD)/tests/test_%)
 PYTEST  := $(PYTHON) -m pytest
 # each step is one short line; V=1 shows whole commands
 Q   := $(if $(filter 1,$(V)),,@)
@@ -127,7 +128,7 @@ $(BUILD)/tests/%: tests/c/%.c $(OBJ) $(CU_OBJ)
 	$(call SAY,cc,$<)
 	$(Q)$(CC) $(CFLAGS) -o $@ $< $(OBJ) $(CU_OBJ) $(LDLIBS) $(if $(CU_OBJ),$(CUDART) -ldl -lrt -lstdc++)
 
-ctest: $(C_TESTS) ## the C tests alone
+ctest: $(C_TESTS) ## the C tests alone; CTESTS='list sample' for some
 	@for t in $(C_TESTS); do echo "== $$t"; $$t || exit 1; done
 
 test: all ## everything a change must pass, from the fixtures in the tree (six minutes on two cores)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The checks before a push, with the current Python and a build in place.
-#   scripts/local_ci.sh [--fast]     lint, build, C tests, and the tests that concern the change (scripts/scope.py): about a minute
+#   scripts/local_ci.sh [--fast]     lint, build, and the C tests, kernels and tests that concern the change (scripts/scope.py): a minute at most
 #   scripts/local_ci.sh --full       kernel-check, gates, speculation K=1..8, all tests with a budget of skips, every seeded fault: complete, half an hour
 #   scripts/local_ci.sh --gpu        the same order on a machine with a card, short (scripts/gpu.sh)
 #   scripts/local_ci.sh --perf ...   speed and acceptance against the last green revision (scripts/perf_ci.py; its options follow)
@@ -15,10 +15,32 @@ case $mode in
 --fast)
     make lint
     make
-    make ctest
     test_packages
+    mkdir -p build/fast
+    rm -f build/fast/*
     tests=$($python scripts/scope.py)
-    [ -z "$tests" ] || $python -m pytest -q -x $tests
+    files=$(grep -v '^--' <<< "$tests" || true)
+    leave=$(grep '^--' <<< "$tests" || true)
+    checked=
+    if grep -q test_numerics <<< "$files"; then  # beside the tests: most of its time is the plain reference's, on one thread
+        isa=$($python -m bw24 --version | sed 's/.*, \(.*\))/\1/')
+        leave="$leave --deselect=tests/test_numerics.py::test_every_kernel_is_the_reference[$isa]"
+        $python -m bw24 kernel-check --device cpu > build/fast/kernel-check.log 2>&1 &
+        checked=$!
+    fi
+    ctests=$($python scripts/scope.py --c)
+    [ -z "$ctests" ] || make -j"$(nproc)" ctest CTESTS="$ctests"
+    # a process a file, as many at once as there are cores
+    export LEAVE="$leave" PYTHON_TESTS="$python"
+    status=0
+    [ -z "$files" ] || xargs -P "$(nproc)" -I{} bash -c '
+        log=build/fast/$(basename {}).log
+        $PYTHON_TESTS -m pytest -q -x -p no:cacheprovider {} $LEAVE > "$log" 2>&1 && { echo "{}: $(tail -1 "$log")"; exit; }
+        code=$?
+        [ $code = 5 ] || { tail -40 "$log"; exit 1; }' <<< "$files" || status=1
+    [ -z "$checked" ] || wait $checked || status=1
+    [ -z "$checked" ] || tail -2 build/fast/kernel-check.log
+    exit $status
     ;;
 --full)
     make lint

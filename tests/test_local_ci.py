@@ -36,12 +36,32 @@ def test_every_rule_names_a_test_that_exists():
 
 def test_the_slowest_tests_run_where_their_files_changed():
     chosen = ["test_digests.py", "test_numerics.py"]
-    name = "tests/test_numerics.py::test_every_kernel_is_the_reference"
-    assert scope.left_out(["libbw24/cpu/linear_avx512.c"], chosen) == [f"{name}[portable]", f"{name}[avx2]"]
-    assert scope.left_out(["libbw24/cpu/linear_avx2.c"], chosen) == [f"{name}[portable]"]
+    kernels, digests = "tests/test_numerics.py::test_every_kernel_is_the_reference", "tests/test_digests.py::test_digests"
+    shapes = "tests/test_numerics.py::test_shapes_of_a_model"
+    assert scope.left_out(["libbw24/cpu/linear_avx512.c"], chosen) == [
+        f"{digests}[portable]", f"{digests}[avx2]", f"{kernels}[portable]", f"{kernels}[avx2]", shapes]
+    assert scope.left_out(["libbw24/cpu/linear_avx2.c"], chosen) == [f"{digests}[portable]", f"{kernels}[portable]", shapes]
     assert scope.left_out(["libbw24/cpu/linear_tmpl.h"], chosen) == [] == scope.left_out(["README.md"], ["test_docs.py"])
     text = (ROOT / "tests" / "test_numerics.py").read_text(encoding="utf-8")
     assert "def test_every_kernel_is_the_reference(isa" in text
+
+
+def test_what_may_be_left_out_exists():
+    for file, tests in scope.SLOW.items():
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert all(f"def {test.split('[')[0]}(" in text for test in tests), file
+    assert set(AVAILABLE) >= scope.LONGEST
+
+
+C_AVAILABLE = sorted(p.stem.removeprefix("test_") for p in (ROOT / "tests" / "c").glob("test_*.c"))
+
+
+def test_every_c_test_concerns_some_source():
+    sources = [str(p.relative_to(ROOT)) for p in (ROOT / "libbw24").rglob("*") if p.is_file()]
+    chosen = {name for source in sources for name in scope.c_tests_for([source], C_AVAILABLE)}
+    assert chosen == set(C_AVAILABLE)
+    assert scope.c_tests_for(["libbw24/sample.c", "tests/c/test_list.c"], C_AVAILABLE) == ["list", "sample"]
+    assert scope.c_tests_for(["README.md"], C_AVAILABLE) == []
 
 
 def report(tmp_path: Path, reasons: list[str]) -> Path:
