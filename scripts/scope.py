@@ -60,8 +60,7 @@ C_RULES: tuple[tuple[str, tuple[str, ...]], ...] = (  # pattern of a changed pat
 )
 SLOW = {  # the kernels of every instruction set take most of a minute: those of a set run where a file of it changed, and the machine's own always
     "test_numerics.py": {"test_every_kernel_is_the_reference[portable]": r"portable|vec\.h|tmpl",
-                         "test_every_kernel_is_the_reference[avx2]": r"avx2|v256|vec\.h|tmpl",
-                         "test_shapes_of_a_model": r"check_|iq4_nl|q4_1|tmpl"},
+                         "test_every_kernel_is_the_reference[avx2]": r"avx2|v256|vec\.h|tmpl"},
     "test_digests.py": {"test_digests[portable]": r"ref/|portable|vec\.h|tmpl|digests", "test_digests[avx2]": r"avx2|v256|vec\.h|tmpl|digests"},
     "test_docs_run.py": {"test_speculation_page_runs": r"spec|draft|round|docs/", "test_spilling_page_runs": r"spill|tier|docs/"},
 }

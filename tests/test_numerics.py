@@ -85,9 +85,11 @@ def run_check(cases) -> Counter:
         verdicts[case.verdict] += 1
         if case.verdict == "FAIL":
             wrong.append(f"{case.name}: {case.detail}")
+            if len(wrong) == 10:
+                break
         if case.verdict == "SKIP":
             assert case.detail, case.name
-    assert not wrong, wrong[:10]
+    assert not wrong, wrong
     return verdicts
 
 
@@ -101,8 +103,12 @@ def test_every_kernel_is_the_reference(isa):
 
 @pytest.mark.parametrize("name", ["llama-q4_1-iq4_nl"])
 def test_shapes_of_a_model(fixtures, name):
+    out, lib = abi.new("bw24_check_result"), abi.lib()
     with open_model(fixtures / "tiny" / f"{name}.gguf") as model, Engine(model, threads=2) as engine:
-        names = [c.name for c in check.kernel_check(engine) if " of the model" in c.name and c.verdict == "PASS"]
+        first = lib.bw24_check(engine._ctx, abi.ffi.NULL, -1, out) - 1  # the last case without a model says that there is none
+        cases = list(check.run_cases(engine._ctx, engine._model, part=(first + 1, 1)))
+    assert all(" of the model" in c.name for c in cases)
+    names = [c.name for c in cases if c.verdict == "PASS"]
     assert {n.split()[0].strip(",") for n in names} == {"LINEAR", "NORM", "KV_APPEND"} and len(names) >= 6
 
 
