@@ -39,6 +39,7 @@ uint64_t bw24_struct_size(const char *name) {
         {"bw24_open_params", sizeof(bw24_open_params)}, {"bw24_model_params", sizeof(bw24_model_params)}, {"bw24_row", sizeof(bw24_row)},
         {"bw24_sampler", sizeof(bw24_sampler)},         {"bw24_memory", sizeof(bw24_memory)},             {"bw24_type_facts", sizeof(bw24_type_facts)},
         {"bw24_round_request", sizeof(bw24_round_request)}, {"bw24_round_times", sizeof(bw24_round_times)},
+        {"bw24_rounds_log", sizeof(bw24_rounds_log)},
         {"bw24_op_facts", sizeof(bw24_op_facts)},       {"bw24_check_result", sizeof(bw24_check_result)}, {"bw24_device_facts", sizeof(bw24_device_facts)},
         {"bw24_spill_params", sizeof(bw24_spill_params)}, {"bw24_place", sizeof(bw24_place)}, {"bw24_spill_counts", sizeof(bw24_spill_counts)},
         {"bw24_pick", sizeof(bw24_pick)}, {"bw24_rates", sizeof(bw24_rates)}, {"bw24_decode_request", sizeof(bw24_decode_request)},

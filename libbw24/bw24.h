@@ -126,6 +126,14 @@ typedef struct bw24_round_request {
 } bw24_round_request;
 
 typedef struct bw24_round_times { double draft, verify, commit; } bw24_round_times; /* seconds */
+/* what the rounds of one reply gave (bw24_rounds) */
+enum { BW24_MAX_ROUNDS = 16 };
+typedef struct bw24_rounds_log {
+    uint32_t size;
+    int32_t rounds, n_tokens;
+    int32_t drafted[16], accepted[16]; /* round by round */
+    int32_t tokens[272];               /* of all rounds; all but the last are in the sequence now */
+} bw24_rounds_log;
 
 typedef struct bw24_memory {
     uint32_t size;
@@ -312,6 +320,12 @@ int bw24_drafter_truncate(bw24_drafter *drafter, int64_t pos, int32_t token, int
  * plain decoding with the same sampler (unless `reject`), whatever else is in the round. times: added to, or NULL. The rows of all
  * requests, k + 1 each, must fit one step. After an error the requests whose `accepted` is -1 have not moved. */
 int bw24_round(bw24_model *model, bw24_round_request *requests, int32_t n, bw24_round_times *times);
+/* Several rounds in the library: each request's last token begins its next round, with as many drafts, until `most` rounds (1..BW24_MAX_ROUNDS) were made,
+ * some reply has one of its `stop`, a round's rows would stand beyond until[i] tokens of its sequence, or between two rounds `seconds` have passed
+ * (0: no bound) or *end is not 0 (NULL: no flag; another thread may set it). The first round is made in any case. An error after the first round is left to
+ * the next call; only where the step was cancelled it comes with what was made. */
+int bw24_rounds(bw24_model *model, bw24_round_request *requests, int32_t n, int32_t most, double seconds, const int64_t *until, const int32_t *end,
+                bw24_rounds_log *logs, bw24_round_times *times);
 /* Plain decoding in the library: each request's token is appended and the next drawn, in one step for all, then on with those, until each has `most`, one
  * of them drew one of its `stop`, or between two steps `seconds` have passed (0: no bound) or *end is not 0 (NULL: no flag; another thread may set it).
  * *made: tokens that each has now, at least one; all but the last are in its sequence. The tokens are those of single steps. An error after the first

@@ -193,7 +193,7 @@ typedef struct bw_round {
     const int64_t *pos;         /* [n]: where the newest token stands */
     int32_t (*drafts)[BW24_MAX_DRAFTS]; /* results. [n]: -1 where a column stands for no token */
     int32_t *tokens;            /* of the judged rows */
-    float *hidden;              /* [judged rows][width] */
+    float *hidden;              /* [judged rows][width]; a backend may name rows of its own instead, good until its next step */
     double draft_share;         /* of the round's time until the judging step began */
 } bw_round;
 

@@ -294,6 +294,7 @@ static int verify(work *x, float *logits) {
         bw24_drafter *d = x->r[i].drafter;
         d->open = x->r[i].drafted + 1;
         memcpy(d->rows, x->hidden + at * width, (size_t)(d->open * width) * sizeof(float));
+        d->judged = d->rows;
     }
     return 0;
 }
@@ -324,9 +325,10 @@ static bool goes_at_once(const work *x) {
 }
 
 static int at_once(work *x, double *draft_share) {
-    for (int i = 0, at = 0; i < x->n; i++)
+    const float *owed = x->n == 1 ? x->r[0].drafter->owed_rows : x->hidden_in;
+    for (int i = 0, at = 0; i < x->n && x->n > 1; i++)
         if (x->r[i].k) at += put_owed(x, i, at);
-    BW_TRY(bw_round_once(x->m, x->r, x->n, x->greedy, x->hidden_in, x->tokens, x->hidden, draft_share));
+    BW_TRY(bw_round_once(x->m, x->r, x->n, x->greedy, owed, x->tokens, x->hidden, draft_share));
     for (int i = 0, at = 0; i < x->n && x->drawn; at += x->r[i++].drafted + 1)
         for (int j = 0; j <= x->r[i].drafted; j++) x->drawn[at + j] = (bw_drawn){.token = x->tokens[at + j]};
     return 0;
@@ -365,8 +367,8 @@ static int commit_one(bw24_round_request *r) {
         return bw_fail(BW24_E_ARG, "a round: %d of %d drafts accepted, %d rows were judged", r->accepted, r->drafted, d->open);
     if (d->trunk->pos > to) BW_TRY(bw24_seq_truncate(d->trunk, to, &at));
     if (at != to) return bw_fail(BW24_E_ARG, "a round: the sequence went back to %lld instead of %lld", (long long)at, (long long)to);
-    for (int i = 0; i < r->accepted && !d->seq->source; i++) BW_TRY(bw_drafter_owe(d, r->drafts[i], d->rows + i * width));
-    memcpy(d->last, d->rows + r->accepted * width, (size_t)width * sizeof *d->last);
+    for (int i = 0; i < r->accepted && !d->seq->source; i++) BW_TRY(bw_drafter_owe(d, r->drafts[i], d->judged + i * width));
+    memcpy(d->last, d->judged + r->accepted * width, (size_t)width * sizeof *d->last);
     d->pos = to;
     return bw_drafter_reset(d);
 }

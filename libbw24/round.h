@@ -14,7 +14,8 @@ struct bw24_drafter {
     int32_t *owed;      /* tokens of the next true rows, and the hidden row before each */
     float *owed_rows;
     int open;           /* rows in the trunk after pos: 1 + drafts; 0: none */
-    float *rows;        /* their hidden rows */
+    float *rows;        /* room for their hidden rows */
+    const float *judged; /* their hidden rows: in `rows`, or where the round that is being committed left them */
 };
 
 int bw_drafter_owe(bw24_drafter *d, int32_t token, const float *row);
@@ -25,7 +26,8 @@ void bw_drafter_forget(bw24_drafter *d); /* most of the owed rows, where many wa
 
 double bw_round_clock(void); /* seconds */
 /* round_once.c: drafts and judging step of requests that have begun, in one go. owed: the hidden rows of all owed rows, request
- * by request. tokens and hidden: room for the k + 1 judged rows of each request; those of its drafted + 1 rows come back, one after the other.
+ * by request. tokens and hidden: room for the k + 1 judged rows of each request; the tokens of its drafted + 1 rows come back, one after the other; its hidden
+ * rows are the drafter's `judged` until the model's next step.
  * greedy: all take the largest logit as it is. draft_share: of the time, until the judging step began. */
 int bw_round_once(bw24_model *m, bw24_round_request *r, int n, bool greedy, const float *owed, int32_t *tokens, float *hidden, double *draft_share);
 

@@ -128,7 +128,7 @@ static void place_steps(plan *p, const bw24_round_request *r, int n, const float
 }
 
 /* drafts up to the first missing one; judged rows after them go. Returns the rows that stay */
-static int take_results(const bw_round *p, bw24_round_request *r, int n, size_t width, int32_t *tokens, float *hidden) {
+static int take_results(const bw_round *p, bw24_round_request *r, int n, size_t width, int32_t *tokens) {
     int to = 0;
     for (int i = 0, at = 0; i < n; i++) {
         bw24_drafter *d = r[i].drafter;
@@ -137,7 +137,7 @@ static int take_results(const bw_round *p, bw24_round_request *r, int n, size_t 
         memcpy(r[i].drafts, p->drafts[i], (size_t)r[i].drafted * sizeof *r[i].drafts);
         d->open = r[i].drafted + 1;
         memmove(tokens + to, tokens + at, (size_t)d->open * sizeof *tokens);
-        memcpy(d->rows, hidden + (size_t)at * width, (size_t)d->open * width * sizeof *hidden);
+        d->judged = p->hidden + (size_t)at * width;
         to += d->open;
         at += r[i].k + 1;
         if (r[i].k && !d->seq->source) bw_drafter_paid(d, d->n_owed);
@@ -171,7 +171,7 @@ int bw_round_once(bw24_model *m, bw24_round_request *r, int n, bool greedy, cons
     int rc = check_picks(m, r, n, picks, pos);
     place_steps(&p, r, n, owed);
     if (!rc) rc = bw_run_round(m, &p.r);
-    if (!rc) take_results(&p.r, r, n, width, tokens, hidden);
+    if (!rc) take_results(&p.r, r, n, width, tokens);
     *draft_share = p.r.draft_share;
     free(mem);
     return rc;

@@ -320,6 +320,7 @@ def drafts_of(backend: str, params: SamplingParams, k: int) -> list[tuple[list[i
     """Tokens and drafts of six rounds."""
     past, out = tokens()[:40], []
     with engine(backend=backend) as e, closing(Drafted(e, k, params)) as seq:
+        e.after_step = lambda rows, seconds: None  # who listens gets round by round
         seq.prefill(past[:-1], 0)
         for _ in range(6):
             follow = seq.round(past[-1], past)
@@ -488,6 +489,87 @@ def test_rounds_without_drafts_run_together(sampler: str, monkeypatch: pytest.Mo
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("k", [1, 3, 8, AUTO])
+def test_rounds_of_one_call_are_those_of_single_calls(sampler: str, k: int, monkeypatch: pytest.MonkeyPatch):
+    """Tokens, timeline and, where the depth does not hang on the clock, every count; the call ends where the timeline must."""
+    params, found, start, n = SAMPLERS[sampler], [], tokens()[:50], 90
+    monkeypatch.setattr(plain, "SLICE", 60.0)
+    for together in (True, False):
+        with engine() as e, closing(Drafted(e, k, params, len(start) + n)) as seq:
+            if not together:
+                e.after_step = lambda rows, seconds: None  # who listens gets round by round
+            past, calls = [*start, sample(seq.prefill(start)[-1], params, start, len(start))], 0
+            while len(past) < len(start) + n:
+                past += seq.round(past[-1], past)
+                calls += 1
+            assert seq.tokens == past[:-1] and len(past) <= len(start) + n + (k == AUTO)
+            stats = seq.stats
+            assert stats.rounds == calls if not together and k != AUTO else stats.rounds >= calls
+            assert stats.rounds + sum(stats.accepted) == len(past) - len(start) - 1
+            found.append((past[: len(start) + n], calls, [stats.rounds, stats.drafted, stats.reached, stats.accepted] if k != AUTO else []))
+    assert found[0][0] == found[1][0] and found[0][2] == found[1][2]
+    assert k == AUTO or found[0][1] < found[1][1] / 2
+
+
+def test_rounds_of_several_in_one_call_end_together(monkeypatch: pytest.MonkeyPatch):
+    """Each has the tokens it has alone; the call ends with the first reply that ends, or where a flag is set."""
+    monkeypatch.setattr(plain, "SLICE", 60.0)
+    prompts, params = [tokens()[:40], tokens()[10:60]], SAMPLERS["seeded"]
+    with engine(max_rows=64) as e:
+        alone = [reply(e, ids, params, 0)[0] for ids in prompts]
+        for stop, flag in ((set(), None), ({alone[1][9]}, None), (set(), abi.ffi.new("int32_t *", 1))):
+            runs = [Drafted(e, 3, params, None, stop=stop) for _ in prompts]
+            past = [[*ids, sample(run.prefill(ids)[-1], params, ids, len(ids))] for run, ids in zip(runs, prompts, strict=True)]
+            made = play(e, [(run, ids[-1], ids) for run, ids in zip(runs, past, strict=True)], [3, 3], 16, flag)
+            for run, ids, start, follow, expected in zip(runs, past, prompts, made, alone, strict=True):
+                ids += follow
+                n = min(len(ids) - len(start), len(expected))
+                assert ids[len(start) :][:n] == expected[:n] and run.tokens == ids[:-1]
+                assert run.stats.rounds == runs[0].stats.rounds and (run.stats.rounds == 1 if flag else run.stats.rounds > 1)
+                run.close()
+            if stop:  # of the tokens after the first, which the caller drew
+                ends = [token in stop for follow in made for token in follow]
+                assert sum(ends) >= 1 and all(not any(t in stop for t in follow[:-1]) for follow in made)
+
+
+def test_calls_of_rounds_that_are_refused():
+    ffi, lib = abi.ffi, abi.lib()
+    with engine(max_rows=8) as e, closing(Drafted(e, 3, SAMPLERS["greedy"])) as seq:
+        seq.prefill(tokens()[:20], 0)
+        c, r = seq._request.fill(1, [], 3), seq._request
+        r.until[0] = seq.limit()
+
+        def refused(match: str, *args) -> None:
+            with pytest.raises(Bw24Error, match=match):
+                abi.check(lib.bw24_rounds(e._model, c, *args))
+
+        for most in (0, 17):
+            refused(f"{most} rounds, expected 1..16", 1, most, 0.0, r.until, ffi.NULL, r.log, ffi.NULL)
+        refused("NULL argument", 1, 1, 0.0, ffi.NULL, ffi.NULL, r.log, ffi.NULL)
+        r.log.size = 3
+        refused("log 0 of size 3", 1, 1, 0.0, r.until, ffi.NULL, r.log, ffi.NULL)
+        r.log.size, c.n_history = ffi.sizeof("bw24_rounds_log"), 4
+        refused("its history is missing", 1, 1, 0.0, r.until, ffi.NULL, r.log, ffi.NULL)
+        c.n_history, c.token = 0, 99999
+        refused("token 99999 is outside", 1, 16, 0.0, r.until, ffi.NULL, r.log, ffi.NULL)
+        assert seq.pos == 20
+
+
+def test_the_depth_stays_for_the_rounds_that_it_names():
+    """As many as were named can follow one choice: the choices asked for one by one are the same number."""
+    depth = Depth(8)
+    for _ in range(300):
+        k = depth.choose()
+        for i in range(k):
+            depth.judged(i, i < 2)
+            if i >= 2:
+                break
+        depth.costs.timed(k, k + 1, k * 0.1, 1.0 + k * 0.05)
+        if k and (n := depth.steady()) > 1:
+            assert [depth.choose() for _ in range(n - 1)] == [k] * (n - 1) or depth.costs._asked[1] in (0, *range(97, 100))
+
+
 # ---- several timelines, and callers who pick the tokens
 
 
@@ -552,9 +634,9 @@ def test_nothing_is_accepted_after_an_end():
 def test_synthetic_acceptance_has_its_rate():
     with engine() as e:
         for p in (0.2, 0.8, 1.0):
-            with closing(Drafted(e, 4, SAMPLERS["greedy"], synthetic=p)) as seq:
+            with closing(Drafted(e, 4, SAMPLERS["greedy"], 350, synthetic=p)) as seq:
                 token = int(seq.prefill(tokens()[:50])[-1].argmax())
-                for _ in range(60):
+                while seq.room() and seq.stats.rounds < 60:
                     token = seq.round(token, [])[-1]
                 hits, judged = sum(seq.stats.accepted), sum(seq.stats.reached)
                 assert abs(hits / judged - p) < 4 * (p * (1 - p) / judged) ** 0.5 + 1e-9

@@ -84,7 +84,9 @@ static int cuda_open(bw24_ctx *c) {
     CuCtx *x = new CuCtx();
     cudaDeviceProp p;
     int rc = cu_check_card(x->device = c->device_index, &p);
-    cudaError_t e = rc ? cudaSuccess : cudaStreamCreateWithFlags(&x->q.stream, cudaStreamNonBlocking);
+    int least = 0, most = 0; /* before the second stream's kernels, which have the least */
+    cudaError_t e = rc ? cudaSuccess : cudaDeviceGetStreamPriorityRange(&least, &most);
+    if (!rc && !e) e = cudaStreamCreateWithPriority(&x->q.stream, cudaStreamNonBlocking, most);
     if (e) rc = open_error(e, x->device);
     if (rc) { delete x; return rc; }
     size_t total = 0;
@@ -577,6 +579,7 @@ static void free_list(bw_list *l) {
 static void cuda_free_model(bw24_model *m) {
     CuModel *s = model_of(m);
     cudaSetDevice(ctx_of(m)->device);
+    cu_side_drop(ctx_of(m), m);
     cudaStreamSynchronize(ctx_of(m)->q.stream);
     for (int i = 0; i < m->n_lists; i++) free_list(m->lists[i]);
     if (!s) return;

@@ -18,8 +18,10 @@ namespace bw {
 
 enum { GRAPH_ROWS = 32, SMALL_ROWS = 32, STAGE_BYTES = 32 << 20, WANT_CHUNK = 32, EXPERT_ROWS = 32, SPLIT_ROWS = 32, SPLIT_BYTES = 512 << 20 };
 
-/* a second stream, for what the next drafts need not wait for: the way back of a sequence's state. Made when first used */
-struct CuSide { cudaStream_t stream; cudaEvent_t after, done; bool open; };
+/* A second stream, for what the next drafts need not wait for: the way back of a sequence's state. Made when first used. waiting: ways back that are not
+ * launched yet, so that the first drafts stand before them in the card's queues */
+struct CuBack { bw24_model *m; FoldSeq seq; };
+struct CuSide { cudaStream_t stream; cudaEvent_t after, done; bool open; std::vector<CuBack> waiting; };
 
 struct CuCtx {
     int device;
@@ -216,7 +218,9 @@ int cu_hidden(bw24_model *m, bw_list *l, int n, float *out);
 float *cu_fold_new(bw24_model *m, size_t bytes);
 void cu_fold_free(float *data);
 int cu_fold_clear(bw24_model *m, float *data, size_t bytes);
-cudaError_t cu_side_join(CuCtx *c); /* what the queue runs from now on comes after what the second stream has */
+cudaError_t cu_side_start(CuCtx *c); /* launches what waits for the second stream */
+cudaError_t cu_side_join(CuCtx *c);  /* the same, and what the queue runs from now on comes after what the second stream has */
+void cu_side_drop(CuCtx *c, const bw24_model *m); /* what waits and is of this model will not run: its state is gone */
 int cu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to);
 int cu_resolve_fold(bw24_model *m, bw_list *l, int op, CuStep *c);
 bool cu_delta_chunks(int dk, int dv); /* DELTA of the class fast has heads of these sizes */

@@ -1,5 +1,6 @@
 /* CONV, DELTA and the versions of their state on the host's side: memory, launches of a pass, the way back. State and logs never leave the device;
  * the context's stream orders everything, with the way back on a second one that it waits for before the next step; so nothing here waits. */
+#include <algorithm>
 #include "forward.h"
 #include "gemm_fast.h"
 #include "op_delta_fast.cuh"
@@ -121,31 +122,47 @@ static cudaError_t open_side(CuCtx *c) {
     return e ? e : cudaStreamCreateWithPriority(&x->stream, cudaStreamNonBlocking, least);
 }
 
+cudaError_t cu_side_start(CuCtx *c) {
+    CuSide *x = &c->side;
+    if (x->waiting.empty()) return cudaSuccess;
+    Queue side = c->q;
+    side.stream = x->stream;
+    side.error = cudaStreamWaitEvent(x->stream, x->after, 0);
+    for (const CuBack &b : x->waiting) {
+        const CuModel *s = model_of(b.m);
+        side.barrier = true;
+        launch(side, k_replay, dim3((unsigned)s->replay_items, (unsigned)s->n_replay), FOLD_THREADS, 0, (const ReplayOp *)s->replay, b.seq);
+    }
+    x->waiting.clear();
+    if (!side.error) side.error = cudaEventRecord(x->done, x->stream);
+    x->open = x->open || !side.error;
+    return side.error;
+}
+
 cudaError_t cu_side_join(CuCtx *c) {
-    if (!c->side.open) return cudaSuccess;
+    cudaError_t e = cu_side_start(c);
+    if (e || !c->side.open) return e;
     c->side.open = false;
     return cudaStreamWaitEvent(c->q.stream, c->side.done, 0);
 }
 
-/* beside what the queue does next, until cu_side_join: drafts need no state of the model's */
+void cu_side_drop(CuCtx *c, const bw24_model *m) {
+    std::vector<CuBack> &w = c->side.waiting;
+    w.erase(std::remove_if(w.begin(), w.end(), [&](const CuBack &b) { return b.m == m; }), w.end());
+}
+
+/* beside what the queue does next, until cu_side_join: drafts need no state of the model's. Memory of states stays with the model, so that all that a way
+ * back names is there when it is launched */
 int cu_replay(bw24_model *m, bw_list *l, const float *from, const float *log, int n, float *to) {
-    CuModel *s = model_of(m);
     CuCtx *c = ctx_of(m);
-    FoldSeq one = {from, NULL, to, (float *)log, 0, n, n};
     int rc = cu_alive(m->ctx);
     (void)l;
     if (rc) return rc;
     cudaError_t e = open_side(c);
     if (!e) e = cudaEventRecord(c->side.after, c->q.stream);
-    if (!e) e = cudaStreamWaitEvent(c->side.stream, c->side.after, 0);
-    Queue side = c->q;
-    side.stream = c->side.stream;
-    side.error = e;
-    side.barrier = true;
-    launch(side, k_replay, dim3((unsigned)s->replay_items, (unsigned)s->n_replay), FOLD_THREADS, 0, (const ReplayOp *)s->replay, one);
-    if (!side.error) side.error = cudaEventRecord(c->side.done, c->side.stream);
-    c->side.open = c->side.open || !side.error;
-    return side.error ? cu_fail(m->ctx, side.error, "the way back of a sequence's state") : 0;
+    if (e) return cu_fail(m->ctx, e, "the way back of a sequence's state");
+    c->side.waiting.push_back({m, {from, NULL, to, (float *)log, 0, n, n}});
+    return 0;
 }
 
 } // namespace bw

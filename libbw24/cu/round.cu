@@ -1,11 +1,14 @@
-/* Rounds in one go on the device: everything that the host knows goes up in one block, all steps run as one graph, tokens and hidden rows come down
- * together. Owns the block and the graphs of rounds; what a step launches is forward.cu's, who is accepted round.c's.
+/* Rounds in one go on the device: everything that the host knows goes up in one block, all steps run as one graph, and the last kernel writes tokens and
+ * hidden rows into the host's memory. Owns the block and the graphs of rounds; what a step launches is forward.cu's, who is accepted round.c's.
  *
  * The block: for each step its rows, drawn rows and where their tokens come from, at places that depend on numbers of rows alone, so that a graph
  * serves every position; then edits, biases, page tables and the first step's hidden rows, which are read through indices from the block's
  * beginning. Two graphs make a round: its first step, by the rows that are owed, and the rest, by its depth; so their number stays small. */
 #include <algorithm>
 #include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 #include "forward.h"
 #include "op_round.cuh"
 #include "sample.h"
@@ -13,12 +16,14 @@
 namespace bw {
 
 /* graphs that are kept, beyond all are dropped; bytes of a block at first, for what grows takes the graphs with it */
-enum { ROUND_GRAPHS = 96, ROUND_BYTES = 1 << 20 };
+enum { ROUND_GRAPHS = 96, ROUND_BYTES = 1 << 20, LEAVE_BLOCKS = 8, FETCH_BLOCKS = 32 };
 enum DrawMode { DRAW_LARGEST = 0, DRAW_RACE = 1, DRAW_FILTERS = 2, DRAW_EDITS = 4 };
 
 struct Memory { uint8_t *dev, *host; size_t cap; };
 struct CuRound {
-    Memory block, out;      /* out: stamps, tokens, fault words */
+    Memory block;
+    uint8_t *out;           /* pinned: the word that says done, stamps, tokens, fault words */
+    size_t out_cap;
     float *hidden_host;     /* pinned [rows][width], of the judged rows */
     size_t hidden_rows;
     RaceBest *slots;
@@ -40,7 +45,7 @@ struct Part {
 struct Layout {
     bw_round *r;
     std::vector<Part> part;
-    size_t values, tail, end;
+    size_t values, began, tail, end; /* began: when the steps did, and the count of k_leave */
     int n_values, width;
 };
 
@@ -70,6 +75,18 @@ static int grow(bw24_model *m, Memory *mem, size_t bytes) {
     return 0;
 }
 
+static int grow_out(bw24_model *m, CuRound *x, size_t bytes) {
+    if (bytes <= x->out_cap) return 0;
+    cu_round_drop(model_of(m));
+    if (x->out) cudaFreeHost(x->out);
+    x->out = NULL;
+    x->out_cap = 0;
+    cudaError_t e = cudaHostAlloc((void **)&x->out, 2 * bytes, cudaHostAllocDefault);
+    if (e) return cu_fail(m->ctx, e, "pinned memory");
+    x->out_cap = 2 * bytes;
+    return 0;
+}
+
 static int grow_slots(bw24_model *m, CuRound *x, size_t slots) {
     if (slots <= x->n_slots) return 0;
     cu_round_drop(model_of(m));
@@ -83,6 +100,7 @@ static int grow_slots(bw24_model *m, CuRound *x, size_t slots) {
 
 static int grow_hidden(bw24_model *m, CuRound *x, size_t rows, size_t width) {
     if (rows <= x->hidden_rows) return 0;
+    cu_round_drop(model_of(m));
     if (x->hidden_host) cudaFreeHost(x->hidden_host);
     x->hidden_host = NULL;
     x->hidden_rows = 0;
@@ -129,7 +147,7 @@ void cu_round_free(CuModel *s) {
     if (!x) return;
     cu_round_drop(s);
     free_memory(&x->block);
-    free_memory(&x->out);
+    if (x->out) cudaFreeHost(x->out);
     if (x->hidden_host) cudaFreeHost(x->hidden_host);
     for (void *p : {(void *)x->slots, (void *)x->ids, (void *)x->column})
         if (p) cudaFree(p);
@@ -178,6 +196,7 @@ static void lay_out(bw24_model *m, Layout *y) {
     const bw_batch *judged = &r->steps[r->n_steps - 1].batch;
     y->n_values = r->n * VALUES_A_REQUEST + judged->n;
     y->values = place(&at, (size_t)y->n_values * sizeof(RoundValue));
+    y->began = place(&at, (BW24_MAX_DRAFTS + 2) * sizeof(u64));
     y->tail = at;
 }
 
@@ -266,6 +285,7 @@ static int fill(bw24_model *m, CuRound *x, Layout *y) {
         if (p.mode) fill_draws(*y, s, h, from, n);
         if (p.mode && p.p.l->ids) p.p.ids = x->ids;
     }
+    memset(h + y->began, 0, (BW24_MAX_DRAFTS + 2) * sizeof(u64));
     y->end = t.pages + (size_t)to.n_pages * sizeof(uint8_t *);
     return 0;
 }
@@ -307,7 +327,7 @@ static void run_feed(const Layout &y, const CuRound *x, int s) {
     a.ids = x->ids;
     a.value = (const int *)(d + p.value);
     a.token = (int *)p.p.rows.token;
-    a.stamp = (u64 *)x->out.dev + s;
+    a.stamp = (u64 *)(d + y.began) + s;
     a.width = y.width;
     if (t->from || t->hidden) {
         a.from = (const int *)(d + p.from);
@@ -319,20 +339,28 @@ static void run_feed(const Layout &y, const CuRound *x, int s) {
     p.p.q->barrier = true;
 }
 
-static size_t out_at() { return (BW24_MAX_DRAFTS + 2) * sizeof(u64); }
+/* the word that says done and the stamps, then tokens and fault words */
+static size_t out_at() { return (BW24_MAX_DRAFTS + 3) * sizeof(u64); }
 
 static void run_leave(const Layout &y, const CuRound *x, Queue &q) {
     LeaveArgs a = {};
+    const Pass &last = y.part.back().p;
     a.block = x->block.dev;
     a.values = (const RoundValue *)(x->block.dev + y.values);
     a.ids = x->ids;
     a.n_values = y.n_values;
     a.n_steps = y.r->n_steps;
+    a.n_hidden = last.rows.n * y.width;
     for (int s = 0; s < a.n_steps; s++) a.fault[s] = (unsigned)y.part[(size_t)s].rows;
-    a.out = (int *)(x->out.dev + out_at());
-    a.stamp = (u64 *)x->out.dev + y.r->n_steps;
+    a.began = (const u64 *)(x->block.dev + y.began);
+    a.count = (unsigned *)((u64 *)(x->block.dev + y.began) + BW24_MAX_DRAFTS + 1);
+    a.done = (unsigned *)x->out;
+    a.stamp = (u64 *)x->out + 1;
+    a.out = (int *)(x->out + out_at());
+    a.hidden = buf_of(last, last.l->hidden);
+    a.hidden_out = x->hidden_host;
     q.barrier = true;
-    launch(q, k_leave, dim3(1), 256, 0, a);
+    launch(q, k_leave, dim3(LEAVE_BLOCKS), 256, 0, a);
 }
 
 /* steps [from, to); the last one of the round is followed by what leaves */
@@ -392,6 +420,9 @@ static int launch_all(bw24_model *m, Layout &y, CuRound *x) {
     Queue &q = ctx_of(m)->q;
     const bool apart = first && !y.part[0].p.l->n_states; /* the first drafts need no state, so its way back runs beside them */
     if (!apart && !q.error) q.error = cu_side_join(ctx_of(m));
+    const unsigned blocks = (unsigned)((y.end + 4095) / 4096);
+    launch(q, k_fetch, dim3(blocks < FETCH_BLOCKS ? blocks : (unsigned)FETCH_BLOCKS), 256, 0, (uint4 *)x->block.dev, (const uint4 *)x->block.host,
+           (int)((y.end + 15) / 16));
     int rc = first ? launch_range(m, y, x, 0, 1) : 0;
     if (!q.error) q.error = cu_side_join(ctx_of(m));
     return rc ? rc : launch_range(m, y, x, first, y.r->n_steps);
@@ -415,15 +446,15 @@ static int prepare(bw24_model *m, CuRound *x, Layout *y) {
     if (!rc) rc = grow_hidden(m, x, rows, (size_t)y->width);
     if (rc) return rc;
     lay_out(m, y);
-    if (!(rc = grow(m, &x->out, out_at() + (size_t)(y->n_values + r->n_steps) * sizeof(int)))) rc = fill(m, x, y);
+    if (!(rc = grow_out(m, x, out_at() + (size_t)(y->n_values + r->n_steps) * sizeof(int)))) rc = fill(m, x, y);
     return rc;
 }
 
 /* tokens and shares of time out of what came down */
 static int read_out(const Layout &y, const CuRound *x) {
     bw_round *r = y.r;
-    const u64 *stamp = (const u64 *)x->out.host;
-    const int *out = (const int *)(x->out.host + out_at()), *fault = out + y.n_values;
+    const u64 *stamp = (const u64 *)x->out + 1;
+    const int *out = (const int *)(x->out + out_at()), *fault = out + y.n_values;
     for (int s = 0; s < r->n_steps; s++) {
         int rc = verdict(y.part[(size_t)s].p.l, fault[s]);
         if (rc) return rc;
@@ -431,10 +462,25 @@ static int read_out(const Layout &y, const CuRound *x) {
     memcpy(r->drafts, out, (size_t)r->n * VALUES_A_REQUEST * sizeof(int));
     const size_t judged = (size_t)r->steps[r->n_steps - 1].n;
     memcpy(r->tokens, out + r->n * VALUES_A_REQUEST, judged * sizeof(int));
-    memcpy(r->hidden, x->hidden_host, judged * (size_t)y.width * sizeof(float));
+    r->hidden = x->hidden_host;
     double all = (double)(stamp[r->n_steps] - stamp[0]);
     r->draft_share = all > 0 ? (double)(stamp[r->n_steps - 1] - stamp[0]) / all : 0.0;
     return 0;
+}
+
+/* until the last kernel's word is there. A stream that ends or fails without it is looked at now and then */
+static cudaError_t wait_done(const CuRound *x, Queue &q) {
+    enum { LOOKS = 1 << 13 }; /* a tenth of a millisecond or more */
+    for (int i = 1; !__atomic_load_n((const unsigned *)x->out, __ATOMIC_ACQUIRE); i++) {
+#if defined(__x86_64__)
+        _mm_pause();
+#endif
+        if (i % LOOKS) continue;
+        cudaError_t e = cudaStreamQuery(q.stream);
+        if (e == cudaErrorNotReady) continue;
+        return e ? e : __atomic_load_n((const unsigned *)x->out, __ATOMIC_ACQUIRE) ? cudaSuccess : cudaErrorUnknown;
+    }
+    return cudaSuccess;
 }
 
 int cu_round(bw24_model *m, bw_round *r) {
@@ -449,14 +495,12 @@ int cu_round(bw24_model *m, bw_round *r) {
     y.r = r;
     y.width = (int)m->lists[0]->bufs[m->lists[0]->hidden].width;
     if ((rc = prepare(m, x, &y))) return rc;
-    q.error = cudaMemcpyAsync(x->block.dev, x->block.host, y.end, cudaMemcpyHostToDevice, q.stream);
+    q.error = cudaSuccess;
+    q.barrier = true;
+    __atomic_store_n((unsigned *)x->out, 0u, __ATOMIC_RELEASE);
     rc = launch_all(m, y, x);
-    const Pass &last = y.part.back().p;
-    const size_t rows = (size_t)last.rows.n, bytes = out_at() + (size_t)(y.n_values + r->n_steps) * sizeof(int);
-    if (!rc && !q.error) q.error = cudaMemcpyAsync(x->out.host, x->out.dev, bytes, cudaMemcpyDeviceToHost, q.stream);
-    if (!rc && !q.error) q.error = cudaMemcpyAsync(x->hidden_host, buf_of(last, last.l->hidden), rows * (size_t)y.width * sizeof(float), cudaMemcpyDeviceToHost, q.stream);
     if (!rc && q.error) rc = cu_fail(m->ctx, q.error, "a round");
-    cudaError_t e = cudaStreamSynchronize(q.stream);
+    cudaError_t e = rc ? cudaStreamSynchronize(q.stream) : wait_done(x, q);
     if (e && !ctx_of(m)->dead) return cu_fail(m->ctx, e, "a round");
     return rc ? rc : read_out(y, x);
 }

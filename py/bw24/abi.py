@@ -16,7 +16,7 @@ _HERE = Path(__file__).parent
 _STRUCTS = (
     "bw24_open_params", "bw24_model_params", "bw24_row", "bw24_sampler", "bw24_memory", "bw24_type_facts", "bw24_op_facts", "bw24_check_result",
     "bw24_device_facts", "bw24_pick", "bw24_rates", "bw24_spill_params", "bw24_place", "bw24_spill_counts",
-    "bw24_round_request", "bw24_round_times", "bw24_decode_request",
+    "bw24_round_request", "bw24_round_times", "bw24_rounds_log", "bw24_decode_request",
 )
 
 

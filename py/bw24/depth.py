@@ -53,6 +53,13 @@ class Costs:
         """All plain steps that are due are made in one call."""
         self._asked[runs] = 0
 
+    def followed(self, runs: int, rounds: int) -> None:
+        """So many rounds of so many replies were made after one that was chosen."""
+        who, age, plan, hope = self.plan
+        self.plan = who, age + rounds, plan, hope
+        if (asked := self._asked.get(runs, 0)) < PLAIN_EVERY * runs:
+            self._asked[runs] = min(asked + rounds * runs, PLAIN_EVERY * runs)
+
     def judged(self, at: int, accepted: bool) -> None:
         """Draft `at` of some reply's round was the next token, or not."""
         if at == len(self.kept):
@@ -110,7 +117,7 @@ class Depth:
         self._wait = AGAIN
         self._trying = self._hope = False
         self._best, self._runs, self._age = 0, 0, KEEP  # the plan in force, and its age in rounds
-        self._sure = 1
+        self._sure = self._steady = 1
 
     def kept(self, at: int) -> float:
         """Estimated share of judged drafts at position `at` that are accepted; as the deepest judged one before it where none was judged."""
@@ -120,7 +127,7 @@ class Depth:
 
     def choose(self, runs: int = 1) -> int:
         """Drafts for the next round, where `runs` replies share the steps."""
-        self._sure = 1
+        self._sure = self._steady = 1
         if self.top < 1:
             self._sure = SELDOM
             return 0
@@ -133,12 +140,23 @@ class Depth:
             self._age, self._runs, (self._best, self._hope) = 0, runs, self.plan(runs)
         if self._best:
             self._idle = 0
+            if self._best <= len(self._sums):
+                self._steady = KEEP - self._age
             return min(self._best, len(self._sums) + 1) if self._sums else min(self._best, 2)
         return self._try(self._hope)
 
     def plain_rounds(self) -> int:
         """After `choose` gave 0: how many rounds from that one on make no drafts, whatever is measured meanwhile."""
         return self._sure
+
+    def steady(self) -> int:
+        """After `choose` gave drafts: how many rounds from that one on keep their number, whatever is measured meanwhile."""
+        return self._steady
+
+    def followed(self, rounds: int) -> None:
+        """So many rounds with drafts ran after the one that was chosen."""
+        self._age += rounds
+        self.costs.followed(self._runs, rounds)
 
     def passed(self, rounds: int) -> None:
         """So many rounds without drafts ran after the one that was chosen."""

@@ -38,7 +38,8 @@ class DraftingScheduler(Scheduler):
     def _prepare(run: Run, seq: Drafted) -> Drafted:
         """A timeline for this run's reply, whoever had it before."""
         seq.configure(run.job.params[run.choice], stop=run.job.stop_ids, owner=run.job.owner)
-        seq.stats = Rounds()
+        seq.stats, limit = Rounds(), run.job.limit
+        seq.end = None if limit is None else len(run.tokens) - run.generated + limit
         return seq
 
     # ---- steps
@@ -84,23 +85,27 @@ class DraftingScheduler(Scheduler):
                 return
 
     def _play(self, runs: list[Run], alone: bool) -> int:
-        """One round for all of them, or where none drafts several plain steps if nobody else is in the step. Returns the steps."""
+        """A round for all of them, or a plain step where none drafts; several of either if nobody else is in the step. Returns how many."""
         if not runs:
             return 1
         wanted = [min(k, self._left(r)) for r, k in zip(runs, speculate.wanted_together([r.seq for r in runs]), strict=True)]
-        most = 1 if any(wanted) or not alone else min(self._ahead(runs), *(r.seq.sure() for r in runs))
-        if most > 1 and not self._make_room([(r, most) for r in runs]):
+        drafts = speculate.shares(self.engine, wanted)
+        most = self._ahead(runs) if alone else 1
+        most = min(most, *((r.seq.ahead() if any(wanted) else r.seq.sure()) for r in runs))
+        if most > 1 and not self._make_room([(r, most * (k + 1)) for r, k in zip(runs, drafts, strict=True)]):
             return 0
+        parts, before = [(r.seq, r.tokens[-1], r.tokens) for r in runs], runs[0].seq.stats.rounds
         self._hand_out()
         try:
-            follow = speculate.play(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], speculate.shares(self.engine, wanted)) if any(
-                wanted) else speculate.plain_together(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], most, self._flag)
+            follow = (speculate.play(self.engine, parts, drafts, most, self._flag) if any(wanted) else
+                      speculate.plain_together(self.engine, parts, most, self._flag))
         except Bw24Error as error:
             self._step_failed([(r, 1) for r in runs], error)
             return 1
+        made = runs[0].seq.stats.rounds - before
         for run, tokens in zip(runs, follow, strict=True):
             self._emit(run, tokens)
-        return max(most, 1)
+        return max(made, 1)
 
     def _judge(self, runs: list[Run]) -> None:
         """Rows of logits for each, whose tokens are picked here: drafts serve as far as the picks are the same."""

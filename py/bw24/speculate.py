@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MAX_K = 16  # of the 32 rows that a recurrent state can be taken back
 AUTO = -1  # as many drafts as pay
 RACE, REJECT = "race", "reject"
+MOST = 16  # rounds a call of the library
 
 
 @dataclass
@@ -147,7 +148,7 @@ class Drafted:
         """Drafts that context and end leave for a round whose token comes next. A drafter over the model's keys has none before the first token."""
         if not self.seq.tokens and self.engine.draft.builder.borrowed:
             return 0
-        return max(min(self.engine.ctx, self.end or self.engine.ctx) - len(self.seq.tokens) - 1, 0)
+        return max(self.limit() - len(self.seq.tokens) - 1, 0)
 
     def wanted(self, runs: int = 1) -> int:
         """Drafts for the next round, which `runs` replies share."""
@@ -158,20 +159,37 @@ class Drafted:
         up to and with `token`, for penalties."""
         if self._open:
             self.settle()
-        c, times, k = self._request.c, self._request.times, self.wanted()
+        request, k = self._request, self.wanted()
         if not k:
             return self.plain(token, history, self.room() + 1)
-        self._request.fill(token, history, k)
+        c, log, times, engine = request.fill(token, history, k), request.log, request.times, self.engine
+        request.until[0] = self.limit()
         times.draft = times.verify = times.commit = 0.0
         started = time.perf_counter()
-        abi.check(abi.lib().bw24_round(self.engine._model, c, 1, times))
-        if self.engine.after_step:
-            self.engine.after_step(c.drafted + 1, time.perf_counter() - started)
-        tokens = abi.ffi.unpack(c.tokens, c.accepted + 1)
+        status = abi.lib().bw24_rounds(engine._model, c, 1, self.ahead(), plain.SLICE, request.until, abi.ffi.NULL, log, times)
+        tokens = self._took(token, log) if (n := log.rounds) else []
+        abi.check(status)
+        if engine.after_step:
+            engine.after_step(c.drafted + 1, time.perf_counter() - started)
+        self._note(log, times, 1)
+        engine.costs.timed(k, c.drafted + 1, times.draft / n, (times.verify + times.commit) / n)
+        return tokens
+
+    def limit(self) -> int:
+        """Tokens that the timeline may hold."""
+        return min(self.engine.ctx, self.end or self.engine.ctx)
+
+    def ahead(self) -> int:
+        """After `wanted` gave drafts: how many rounds from that one on are known to make as many, of which nobody wants to hear one by one."""
+        if self.engine.after_step or self.engine.learner:
+            return 1
+        return self.depth.steady() if self.depth else MOST
+
+    def _took(self, token: int, log: Any) -> list[int]:
+        """The tokens that followed `token`; all but the last are in the timeline."""
+        tokens = abi.ffi.unpack(log.tokens, log.n_tokens)
         self.seq.tokens.append(token)
         self.seq.tokens += tokens[:-1]
-        self._note(c, times, 1)
-        self.engine.costs.timed(k, c.drafted + 1, times.draft, times.verify + times.commit)
         return tokens
 
     def plain(self, token: int, history: Sequence[int], most: int) -> list[int]:
@@ -191,19 +209,21 @@ class Drafted:
         if self.depth:
             self.depth.passed(len(tokens) - 1)
 
-    def _note(self, r: Any, times: Any, runs: int) -> None:
-        """Count a round of `runs` timelines."""
-        reached = min(r.accepted + 1, r.drafted)
+    def _note(self, log: Any, times: Any, runs: int) -> None:
+        """Count the rounds of a call for `runs` timelines."""
         if self.engine.learner:
-            self.engine.learner.observe(self.owner, abi.ffi.unpack(r.tokens, r.accepted + 1))
-        stats = self.stats
-        stats.rounds += 1
-        stats.drafted += r.drafted
-        for i in range(reached):
-            stats.reached[i] += 1
-            stats.accepted[i] += i < r.accepted
-            if self.depth:
-                self.depth.judged(i, i < r.accepted)
+            self.engine.learner.observe(self.owner, abi.ffi.unpack(log.tokens, log.n_tokens))
+        stats, depth, n = self.stats, self.depth, log.rounds
+        stats.rounds += n
+        for drafted, accepted in zip(abi.ffi.unpack(log.drafted, n), abi.ffi.unpack(log.accepted, n), strict=True):
+            stats.drafted += drafted
+            for i in range(min(accepted + 1, drafted)):
+                stats.reached[i] += 1
+                stats.accepted[i] += i < accepted
+                if depth:
+                    depth.judged(i, i < accepted)
+        if depth and runs == 1:
+            depth.followed(n - 1)
         for i, seconds in enumerate((times.draft, times.verify, times.commit)):
             stats.seconds[i] += seconds / runs
 
@@ -302,6 +322,7 @@ class _Request:
         if mode not in (RACE, REJECT):
             raise Bw24Error(f"sampling mode '{mode}': expected {RACE} or {REJECT}")
         self.c, self.times = abi.new("bw24_round_request"), abi.ffi.new("bw24_round_times *")
+        self.log, self.until = abi.new("bw24_rounds_log"), abi.ffi.new("int64_t *")
         self.mode, self.synthetic = mode, synthetic
         self.c.drafter, self.c.reject, self.c.synthetic = owner._drafter, mode == REJECT, synthetic
         self.set_stop(stop)
@@ -334,31 +355,33 @@ class _Request:
         return c
 
 
-def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], drafts: Sequence[int] | None = None) -> list[list[int]]:
-    """One round of several timelines, each with its newest token and history. Returns the tokens that follow, for each; all but the last are in its
-    timeline then. `drafts`: how many each makes (default: what it wants, the rows of one step shared out). Raises Bw24Error; then none has moved,
-    but for want of memory in the middle of moving, where those that moved have their tokens."""
+def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], drafts: Sequence[int] | None = None, most: int = 1,
+         end: Any = None) -> list[list[int]]:
+    """Rounds of several timelines, each with its newest token and history. Returns the tokens that follow, for each; all but the last are in its
+    timeline then. `drafts`: how many each makes (default: what it wants, the rows of one step shared out). most: rounds, fewer where a reply ends, a
+    few milliseconds are over or *end is not 0 (int32_t *; None: no flag). Raises Bw24Error; then none has moved, but for want of memory in the middle
+    of moving, where those that moved have their tokens."""
     for run, _, _ in runs:
         run.settle()
     drafts = list(drafts) if drafts is not None else shares(engine, wanted_together([run for run, _, _ in runs]))
-    requests = abi.ffi.new("bw24_round_request[]", len(runs))
+    n, ffi = len(runs), abi.ffi
+    requests, logs = ffi.new("bw24_round_request[]", n), ffi.new("bw24_rounds_log[]", n)
+    until = ffi.new("int64_t[]", [run.limit() for run, _, _ in runs])
     for i, ((run, token, history), k) in enumerate(zip(runs, drafts, strict=True)):
         requests[i] = run._request.fill(token, history, k)[0]
-        requests[i].accepted = -1
-    times = abi.ffi.new("bw24_round_times *")
-    status = abi.lib().bw24_round(engine._model, requests, len(runs), times)
+        logs[i].size = ffi.sizeof("bw24_rounds_log")
+    times = ffi.new("bw24_round_times *")
+    most = max(min(most, MOST, *(run.ahead() for run, _, _ in runs)), 1)
+    status = abi.lib().bw24_rounds(engine._model, requests, n, most, plain.SLICE, until, end or ffi.NULL, logs, times)
     out = []
-    for i, (run, token, _) in enumerate(runs):
-        r = requests[i]
-        if status < 0 and r.accepted < 0:
-            out.append([])
-            continue
-        tokens = abi.ffi.unpack(r.tokens, r.accepted + 1)
-        run.seq.tokens += [token, *tokens[:-1]]
-        run._note(r, times, len(runs))
-        out.append(tokens)
-    if status >= 0:
-        engine.costs.timed(max(drafts), sum(r.drafted + 1 for r in requests), times.draft, times.verify + times.commit)
+    for log, (run, token, _) in zip(logs, runs, strict=True):
+        out.append(run._took(token, log) if log.rounds else [])
+        if log.rounds:
+            run._note(log, times, n)
+    if rounds := max(log.rounds for log in logs):
+        if n > 1:
+            engine.costs.followed(n, rounds - 1)
+        engine.costs.timed(max(drafts), sum(r.drafted + 1 for r in requests), times.draft / rounds, (times.verify + times.commit) / rounds)
     if status < 0 and not any(out):
         abi.check(status)
     return out
