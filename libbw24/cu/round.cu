@@ -20,6 +20,8 @@ enum { ROUND_GRAPHS = 96, ROUND_BYTES = 1 << 20, LEAVE_BLOCKS = 8, FETCH_BLOCKS 
 enum DrawMode { DRAW_LARGEST = 0, DRAW_RACE = 1, DRAW_FILTERS = 2, DRAW_EDITS = 4 };
 
 struct Memory { uint8_t *dev, *host; size_t cap; };
+/* the tokens of a list's columns and the column of each token, on the device; set: how often they had been set */
+struct Columns { int *ids, *column; unsigned set; };
 struct CuRound {
     Memory block;
     uint8_t *out;           /* pinned: the word that says done, stamps, tokens, fault words */
@@ -28,9 +30,7 @@ struct CuRound {
     size_t hidden_rows;
     RaceBest *slots;
     size_t n_slots;
-    const bw_list *ids_of;  /* the list whose ids are on the device, and how often they had been set */
-    unsigned ids_set;
-    int *ids, *column;
+    std::map<const bw_list *, Columns> columns; /* of lists with ids */
     CuSampler sampler;
     std::map<std::vector<int>, CuGraph> graphs;
 };
@@ -47,6 +47,7 @@ struct Layout {
     std::vector<Part> part;
     size_t values, began, tail, end; /* began: when the steps did, and the count of k_leave */
     int n_values, width;
+    Columns columns;        /* of the draft list; NULL: it has none, or nothing is drafted */
 };
 
 static size_t place(size_t *at, size_t bytes) {
@@ -110,28 +111,25 @@ static int grow_hidden(bw24_model *m, CuRound *x, size_t rows, size_t width) {
     return 0;
 }
 
-/* the tokens of a list's columns, and the column of each token */
-static int put_ids(bw24_model *m, CuRound *x, const bw_list *l) {
-    if (!l->ids || (x->ids_of == l && x->ids_set == l->ids_set)) return 0;
+/* those of a list, sent up where they have changed; without ids: none */
+static int put_ids(bw24_model *m, CuRound *x, const bw_list *l, Columns *out) {
+    *out = {};
+    if (!l->ids) return 0;
+    Columns &c = x->columns[l];
     size_t n = (size_t)l->bufs[l->logits].width, vocab = (size_t)m->vocab;
+    const bool have = c.column != NULL;
+    int rc = c.ids ? 0 : cu_alloc(m, (void **)&c.ids, n * sizeof(int), "the tokens of a cut head");
+    if (!rc && !have) rc = cu_alloc(m, (void **)&c.column, vocab * sizeof(int), "the tokens of a cut head");
+    if (rc) return rc;
+    *out = c;
+    if (have && c.set == l->ids_set) return 0;
     std::vector<int> column(vocab, -1);
     for (size_t i = 0; i < n; i++)
         if (l->ids[i] >= 0) column[(size_t)l->ids[i]] = (int)i;
-    if (x->ids_of != l) {
-        cu_round_drop(model_of(m));
-        if (x->ids) cudaFree(x->ids);
-        if (x->column) cudaFree(x->column);
-        x->ids = x->column = NULL;
-        x->ids_of = NULL;
-        int rc = cu_alloc(m, (void **)&x->ids, n * sizeof(int), "the tokens of a cut head");
-        if (!rc) rc = cu_alloc(m, (void **)&x->column, vocab * sizeof(int), "the tokens of a cut head");
-        if (rc) return rc;
-    }
-    cudaError_t e = cudaMemcpy(x->ids, l->ids, n * sizeof(int), cudaMemcpyHostToDevice);
-    if (!e) e = cudaMemcpy(x->column, column.data(), vocab * sizeof(int), cudaMemcpyHostToDevice);
+    cudaError_t e = cudaMemcpy(c.ids, l->ids, n * sizeof(int), cudaMemcpyHostToDevice);
+    if (!e) e = cudaMemcpy(c.column, column.data(), vocab * sizeof(int), cudaMemcpyHostToDevice);
     if (e) return cu_fail(m->ctx, e, "the tokens of a cut head");
-    x->ids_of = l;
-    x->ids_set = l->ids_set;
+    c.set = l->ids_set;
     return 0;
 }
 
@@ -149,8 +147,11 @@ void cu_round_free(CuModel *s) {
     free_memory(&x->block);
     if (x->out) cudaFreeHost(x->out);
     if (x->hidden_host) cudaFreeHost(x->hidden_host);
-    for (void *p : {(void *)x->slots, (void *)x->ids, (void *)x->column})
-        if (p) cudaFree(p);
+    if (x->slots) cudaFree(x->slots);
+    for (auto &c : x->columns) {
+        if (c.second.ids) cudaFree(c.second.ids);
+        if (c.second.column) cudaFree(c.second.column);
+    }
     delete x;
     s->round = NULL;
 }
@@ -283,7 +284,7 @@ static int fill(bw24_model *m, CuRound *x, Layout *y) {
         fill_rows(m, p.p.s, &r->steps[s].batch, &to, &p.p);
         fill_step(*y, s, h, values, p.p.l->ids != NULL, (int)(t.hidden / ((size_t)y->width * sizeof(float))));
         if (p.mode) fill_draws(*y, s, h, from, n);
-        if (p.mode && p.p.l->ids) p.p.ids = x->ids;
+        if (p.mode && p.p.l->ids) p.p.ids = y->columns.ids;
     }
     memset(h + y->began, 0, (BW24_MAX_DRAFTS + 2) * sizeof(u64));
     y->end = t.pages + (size_t)to.n_pages * sizeof(uint8_t *);
@@ -303,7 +304,7 @@ static SampleArgs draw_args(const Layout &y, const CuRound *x, const Part &p, bo
     a.slots = x->slots;
     a.vocab = width_of(p.p, p.p.l->logits);
     a.ids = p.p.ids;
-    a.column = p.p.ids ? x->column : NULL;
+    a.column = p.p.ids ? y.columns.column : NULL;
     a.block = d;
     a.values = first ? NULL : (const RoundValue *)(d + y.values); /* the first step stands after no draft */
     return a;
@@ -324,7 +325,7 @@ static void run_feed(const Layout &y, const CuRound *x, int s) {
     FeedArgs a = {};
     a.block = d;
     a.values = s ? (const RoundValue *)(d + y.values) : NULL;
-    a.ids = x->ids;
+    a.ids = y.columns.ids;
     a.value = (const int *)(d + p.value);
     a.token = (int *)p.p.rows.token;
     a.stamp = (u64 *)(d + y.began) + s;
@@ -347,7 +348,7 @@ static void run_leave(const Layout &y, const CuRound *x, Queue &q) {
     const Pass &last = y.part.back().p;
     a.block = x->block.dev;
     a.values = (const RoundValue *)(x->block.dev + y.values);
-    a.ids = x->ids;
+    a.ids = y.columns.ids;
     a.n_values = y.n_values;
     a.n_steps = y.r->n_steps;
     a.n_hidden = last.rows.n * y.width;
@@ -379,7 +380,7 @@ static int run_range(Layout &y, CuRound *x, int from, int to) {
 
 /* what the graph of a range depends on beside the lists */
 static std::vector<int> key_of(const Layout &y, int from, int to) {
-    std::vector<int> key = {from, to - from, y.r->n};
+    std::vector<int> key = {from, to - from, y.r->n, y.part[0].p.l->index};
     for (int s = from; s < to; s++) {
         const Part &p = y.part[(size_t)s];
         key.push_back(p.p.l->index * 2 + (p.p.n_seqs == 1));
@@ -437,7 +438,7 @@ static int prepare(bw24_model *m, CuRound *x, Layout *y) {
         size_t rows = b->want.n < GRAPH_ROWS ? (size_t)GRAPH_ROWS : (size_t)b->want.n;
         size_t n = rows * (size_t)((l->bufs[l->logits].width + RACE_CHUNK - 1) / RACE_CHUNK);
         int rc = grow_logits(m, list_of(l), b->want.n);
-        if (!rc && s + 1 < r->n_steps) rc = put_ids(m, x, l);
+        if (!rc && s + 1 < r->n_steps) rc = put_ids(m, x, l, &y->columns);
         if (rc) return rc;
         slots = n > slots ? n : slots;
     }

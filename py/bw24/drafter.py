@@ -26,7 +26,7 @@ from .source import WeightView, weights
 if TYPE_CHECKING:
     from .source import Model
 
-PREFIX, TRUNK = "draft.", "trunk."
+PREFIX, SECOND, TRUNK = "draft.", "second.", "trunk."
 SPARE = "draft.spare.weight"
 ID_MAP = "d2t"  # I32 [rows of the cut head]: the token of each row
 PROVENANCE = "bw24.draft.model"  # metadata: fingerprint of the model that a draft was made for
@@ -53,11 +53,12 @@ class Draft:
     spare: int = 0  # last columns of the logits whose rows can be given to other tokens (adapt.py)
     spare_rows: bytearray = field(default_factory=bytearray)
     head: WeightView | None = None  # the model's output matrix, where those rows come from
+    prefix: str = PREFIX  # of its tensors in the library
 
     def weights(self) -> Iterator[WeightView]:
         """The draft file's own tensors, and the spare rows, as the library takes them."""
         if self.file:
-            yield from weights(self.file, self.names, PREFIX)
+            yield from weights(self.file, self.names, self.prefix)
         if self.spare:
             head = self.head
             yield WeightView(SPARE, head.type_id, (head.ne[0], self.spare), memoryview(self.spare_rows), head.scale)
@@ -86,13 +87,13 @@ class Draft:
 class _DraftBuilder(ListBuilder):
     """Appends ops over a model's tensors, those of a draft file in place of the model's of the same name; "trunk.<name>" is always the model's."""
 
-    def __init__(self, model: Model, own: dict[str, tuple[int, ...]], without: frozenset[str] = frozenset()):
+    def __init__(self, model: Model, own: dict[str, tuple[int, ...]], without: frozenset[str] = frozenset(), prefix: str = PREFIX):
         trunk = {TRUNK + n: model.builder.shapes[n] for n in own if n in model.builder.shapes}
         super().__init__({n: s for n, s in {**model.builder.shapes, **own, **trunk}.items() if n not in without})
-        self._own = own
+        self._own, self._prefix = own, prefix
 
     def tensor(self, name: str) -> str:
-        return PREFIX + name if name in self._own else name.removeprefix(TRUNK)
+        return self._prefix + name if name in self._own else name.removeprefix(TRUNK)
 
 
 def embedded(model: Model, hidden: str = POST_NORM) -> Draft:
@@ -103,28 +104,29 @@ def embedded(model: Model, hidden: str = POST_NORM) -> Draft:
     return Draft("mtp", model.path.name, builder, hidden=hidden)
 
 
-def open_draft(path: str | Path, model: Model, hidden: str = POST_NORM, spare: int = 0) -> Draft:
-    """A drafter from a GGUF file, checked against `model`. spare: rows of a cut head that can be learned (none for a whole head or an assistant).
+def open_draft(path: str | Path, model: Model, hidden: str = POST_NORM, spare: int = 0, second: bool = False) -> Draft:
+    """A drafter from a GGUF file, checked against `model`. spare: rows of a cut head that can be learned (none for a whole head or an assistant);
+    second: beside another one in the same engine.
     Raises Bw24Error that names the file, the key or tensor, and both values."""
-    file = gguf.open_gguf(Path(path))
+    file, prefix = gguf.open_gguf(Path(path)), SECOND if second else PREFIX
     try:
         arch = gguf.get(file.metadata, "general.architecture", str)
         if ASSISTANTS.get(arch) == model.arch:
-            draft = _assistant(file, arch, model)
+            draft = _assistant(file, arch, model, prefix)
         elif arch == model.arch:
-            draft = _mtp(file, model, hidden, spare)
+            draft = _mtp(file, model, hidden, spare, prefix)
         else:
             wants = ASSISTANTS.get(arch, arch)
             raise Bw24Error(f"it drafts for models of architecture '{wants}', {model.path.name} is of '{model.arch}'")
         if name := draft.builder.missing():
-            raise Bw24Error(f"tensor {name.removeprefix(PREFIX)} is missing")
+            raise Bw24Error(f"tensor {name.removeprefix(prefix)} is missing")
     except Bw24Error as error:
         file.close()
         raise Bw24Error(f"draft {Path(path).name}: {error}", error.code) from None
     except BaseException:
         file.close()
         raise
-    draft.name, draft.path, draft.file = Path(path).name, Path(path), file
+    draft.name, draft.path, draft.file, draft.prefix = Path(path).name, Path(path), file, prefix
     return draft
 
 
@@ -208,7 +210,7 @@ def id_map(file: Any, rows: int, vocabulary: int) -> np.ndarray | None:
 # ---- the two kinds
 
 
-def _mtp(file: Any, model: Model, hidden: str, spare: int) -> Draft:
+def _mtp(file: Any, model: Model, hidden: str, spare: int, prefix: str) -> Draft:
     """An MTP block of the model's own architecture. A cut head is used as it is; a whole one only where it takes fewer bytes than the model's."""
     hp = Params(model.arch, file.metadata)
     depth = common.trunk_layers(model.builder, model.params)
@@ -234,7 +236,7 @@ def _mtp(file: Any, model: Model, hidden: str, spare: int) -> Draft:
     names |= {n for n in (f"{x.removesuffix('.weight')}.scale" for x in names) if n in file.tensors}
     names -= without
     without |= {n for n in model.builder.shapes if n.startswith(block) and n not in names}  # the model's own block, where it has one
-    builder = _DraftBuilder(model, {n: tuple(file.tensors[n].shape) for n in names}, frozenset(without))
+    builder = _DraftBuilder(model, {n: tuple(file.tensors[n].shape) for n in names}, frozenset(without), prefix)
     builder.pre_norm = hidden == PRE_NORM
     spare = min(spare, vocabulary - len(ids)) if ids is not None else 0
     if spare:
@@ -248,12 +250,12 @@ def _mtp(file: Any, model: Model, hidden: str, spare: int) -> Draft:
     return draft
 
 
-def _assistant(file: Any, arch: str, model: Model) -> Draft:
+def _assistant(file: Any, arch: str, model: Model, prefix: str) -> Draft:
     """A Gemma 4 assistant: layers that only ask, over the keys and values of the model's last layers."""
     hp = Params(arch, file.metadata)
     _check_model(file, model, hp)
     names = {n for n in file.tensors if n != ID_MAP and not n.startswith("masked_embd")}
-    builder = _DraftBuilder(model, {n: tuple(file.tensors[n].shape) for n in names})
+    builder = _DraftBuilder(model, {n: tuple(file.tensors[n].shape) for n in names}, prefix=prefix)
     vocabulary = model.builder.rows("token_embd.weight")
     rows = builder.rows("token_embd.weight") if "token_embd.weight" in names else 0
     ids = id_map(file, rows, vocabulary)

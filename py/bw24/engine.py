@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,8 @@ def _floats(array: np.ndarray | None) -> Any:
 class Engine:
     """A prepared model. `device`: "auto", "cpu", "cuda" or "cuda:N"; `backend` other than "auto" (ref) wins over it; `progress(done, total)`
     counts weight bytes while loading; `draft`: with a drafter (True: the file's MTP block), which makes sequences of its role possible; the
-    engine closes it, and `owners` share its spare rows; `tiers`: where a mixture's experts live; `prefill`: numeric class of steps of more than 32
+    engine closes it, and `owners` share its spare rows; `second`: another one over the same weights, to compare the two (its keys are not counted
+    where a context is chosen; the caller closes it); `tiers`: where a mixture's experts live; `prefill`: numeric class of steps of more than 32
     rows, "exact" (decode's bits) or "fast" (approximate; backend cuda only).
 
     Attributes: model, ctx (tokens a sequence may hold), kv ({'full': .., 'window': ..}), backend, isa, threads, n_vocab, note (a sentence about
@@ -147,7 +149,7 @@ class Engine:
     def __init__(self, model: Model, *, device: str = "auto", backend: str = "auto", isa: str | None = None, threads: int | None = None,
                  ctx: int | None = None, kv: str | None = None, max_rows: int | None = None, fuse: bool = True, repack: bool = True,
                  float_activations: bool = False, draft: Draft | bool = False, owners: int = 1, tiers: Tiers | None = None, prefill: str = "exact",
-                 progress: Callable[[int, int], None] | None = None):
+                 second: Draft | None = None, progress: Callable[[int, int], None] | None = None):
         self._ctx = self._model = self.draft = self.learner = None
         self.placement: Placement | None = None
         self.spill: Spill | None = None
@@ -164,6 +166,7 @@ class Engine:
             raise Bw24Error(f"prefill={prefill}: expected {' or '.join(PREFILL_CLASSES)}")
         self.prefill_class = prefill
         self.draft = embedded(model) if draft is True else draft or None
+        self.second = replace(second, role="second") if second else None
         self.choice = devices.choose(device, backend, isa, float_activations)
         while self._model is None:
             try:
@@ -226,7 +229,8 @@ class Engine:
         if self.placement:
             self.spill = Spill(self._model, self.model, self.placement, progress)
         spilled = self.placement.bank.names if self.placement else ()
-        for w in [*self.model.weights(spilled), *(self.draft.weights() if self.draft else ())]:
+        drafts = [d for d in (self.draft, self.second) if d]
+        for w in [*self.model.weights(spilled), *(w for d in drafts for w in d.weights())]:
             if w.data is None:
                 self.spill.load(w.name, w.ne, w.scale)
                 sizes.append(0)
@@ -239,8 +243,8 @@ class Engine:
         trunk = self.model.list_text(self.draft is not None and self.draft.hidden == PRE_NORM)
         abi.check(lib.bw24_list_set(self._model, b"trunk", trunk.encode()))
         self._logits = {"trunk": lib.bw24_list_logits(self._model, b"trunk")}
-        if self.draft:
-            self._set_draft(self.draft)
+        for draft in drafts:
+            self._set_draft(draft)
         done = 0
         for i, n in enumerate([*sizes, 0]):
             abi.check(lib.bw24_prepare(self._model, i))
@@ -259,7 +263,7 @@ class Engine:
         abi.check(lib.bw24_list_set(self._model, role, draft.builder.text().encode()))
         self._logits[draft.role] = lib.bw24_list_logits(self._model, role)
         if draft.ids is not None:
-            self.set_draft_ids(draft.ids)
+            self._set_ids(draft, draft.ids)
         if draft.spare:
             self.learner = Learner(draft.ids, draft.spare, self._put_rows, self.owners, self.model.builder.rows("token_embd.weight"))
 
@@ -271,10 +275,13 @@ class Engine:
 
     def set_draft_ids(self, ids: np.ndarray) -> None:
         """The token of each column of the drafter's logits, int32, -1: none. Between steps; Raises Bw24Error."""
+        self._set_ids(self.draft, ids)
+
+    def _set_ids(self, draft: Draft, ids: np.ndarray) -> None:
         ids = np.array(ids, np.int32)
         pointer = abi.ffi.cast("int32_t *", abi.ffi.from_buffer(ids))
-        abi.check(abi.lib().bw24_list_ids(self._model, self.draft.role.encode(), pointer, len(ids)))
-        self.draft.ids = ids
+        abi.check(abi.lib().bw24_list_ids(self._model, draft.role.encode(), pointer, len(ids)))
+        draft.ids = ids
 
     def memory(self) -> dict[str, int]:
         """Bytes held: weights (packed copies), work (activation buffers), kv (pages in use), kv_at_ctx (one sequence of `ctx` tokens),

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import abi, plain, sampling
-from .depth import AUTO_K, Depth, choose_together
+from .depth import AUTO_K, Costs, Depth, choose_together
 from .errors import Bw24Error
 from .generate import Progress, chunks
 
 if TYPE_CHECKING:
+    from .adapt import Learner
+    from .drafter import Draft
     from .engine import Engine
     from .engine import Sequence as Timeline
 
@@ -70,19 +72,21 @@ class Drafted:
     """A timeline of `engine` (made with a drafter) that drafts k tokens a round, 1..16, or with AUTO as many as pay. Raises Bw24Error.
 
     params: the reply's sampler; end: most tokens that the timeline will hold, where that is known; stop: ids after which nothing is accepted;
+    draft: the drafter, where it is not the engine's first;
     sampling_mode: RACE, or REJECT for rejection sampling; synthetic: drafts are accepted with this probability whatever they are (for measuring).
     """
 
     def __init__(self, engine: Engine, k: int, params: sampling.SamplingParams, end: int | None = None, *, stop: Collection[int] = (),
-                 sampling_mode: str = RACE, synthetic: float = 0.0):
+                 sampling_mode: str = RACE, synthetic: float = 0.0, draft: Draft | None = None):
         check_depth(engine, k)
-        self.engine, self.k, self.end, self.stats = engine, k, end, Rounds()
-        self.depth = Depth(min(AUTO_K, engine.max_rows - 1), engine.costs) if k == AUTO else None
+        self.engine, self.k, self.end, self.stats, self.draft = engine, k, end, Rounds(), draft or engine.draft
+        self.costs = engine.costs if self.draft is engine.draft else Costs()
+        self.depth = Depth(min(AUTO_K, engine.max_rows - 1), self.costs) if k == AUTO else None
         self.owner = ""
         self.seq: Timeline = engine.sequence()
         self._drafter = abi.ffi.NULL
         try:
-            self._drafter = _new_drafter(self.seq, engine.draft.role)
+            self._drafter = _new_drafter(self.seq, self.draft.role)
         except BaseException:
             self.seq.close()
             raise
@@ -104,7 +108,12 @@ class Drafted:
         self._request.set_sampler(params)
         if stop is not None:
             self._request.set_stop(stop)
-        self._request.set_ids(self.engine, self.owner)
+        if self._learner:
+            self._request.set_ids(self._learner, self.owner)
+
+    @property
+    def _learner(self) -> Learner | None:
+        return self.engine.learner if self.draft is self.engine.draft else None
 
     @property
     def pos(self) -> int:
@@ -146,7 +155,7 @@ class Drafted:
 
     def room(self) -> int:
         """Drafts that context and end leave for a round whose token comes next. A drafter over the model's keys has none before the first token."""
-        if not self.seq.tokens and self.engine.draft.builder.borrowed:
+        if not self.seq.tokens and self.draft.builder.borrowed:
             return 0
         return max(self.limit() - len(self.seq.tokens) - 1, 0)
 
@@ -172,7 +181,7 @@ class Drafted:
         if engine.after_step:
             engine.after_step(c.drafted + 1, time.perf_counter() - started)
         self._note(log, times, 1)
-        engine.costs.timed(k, c.drafted + 1, times.draft / n, (times.verify + times.commit) / n)
+        self.costs.timed(k, c.drafted + 1, times.draft / n, (times.verify + times.commit) / n)
         return tokens
 
     def limit(self) -> int:
@@ -181,7 +190,7 @@ class Drafted:
 
     def ahead(self) -> int:
         """After `wanted` gave drafts: how many rounds from that one on are known to make as many, of which nobody wants to hear one by one."""
-        if self.engine.after_step or self.engine.learner:
+        if self.engine.after_step or self._learner:
             return 1
         return self.depth.steady() if self.depth else MOST
 
@@ -204,15 +213,15 @@ class Drafted:
         """Count tokens that were made without drafts, and this timeline's share of the time."""
         self.stats.rounds += len(tokens)
         self.stats.seconds[1] += seconds
-        if self.engine.learner:
-            self.engine.learner.observe(self.owner, tokens)
+        if self._learner:
+            self._learner.observe(self.owner, tokens)
         if self.depth:
             self.depth.passed(len(tokens) - 1)
 
     def _note(self, log: Any, times: Any, runs: int) -> None:
         """Count the rounds of a call for `runs` timelines."""
-        if self.engine.learner:
-            self.engine.learner.observe(self.owner, abi.ffi.unpack(log.tokens, log.n_tokens))
+        if self._learner:
+            self._learner.observe(self.owner, abi.ffi.unpack(log.tokens, log.n_tokens))
         stats, depth, n = self.stats, self.depth, log.rounds
         stats.rounds += n
         for drafted, accepted in zip(abi.ffi.unpack(log.drafted, n), abi.ffi.unpack(log.accepted, n), strict=True):
@@ -275,8 +284,8 @@ class Drafted:
         """A second timeline with the same past."""
         self.settle()
         other = object.__new__(Drafted)
-        other.engine, other.k, other.end, other.stats = self.engine, self.k, self.end, Rounds()
-        other.depth = Depth(min(AUTO_K, self.engine.max_rows - 1), self.engine.costs) if self.depth else None
+        other.engine, other.k, other.end, other.stats, other.draft, other.costs = self.engine, self.k, self.end, Rounds(), self.draft, self.costs
+        other.depth = Depth(min(AUTO_K, self.engine.max_rows - 1), self.costs) if self.depth else None
         other.seq = self.seq.fork()
         other._drafter, other.owner = abi.ffi.NULL, self.owner
         out = abi.ffi.new("bw24_drafter **")
@@ -333,11 +342,10 @@ class _Request:
         self._stop = abi.ffi.new("int32_t[]", sorted(self.stop))
         self.c.stop, self.c.n_stop = self._stop, len(self.stop)
 
-    def set_ids(self, engine: Engine, owner: str) -> None:
-        """The columns' tokens where the head learns; the array is changed in place as it does."""
-        if engine.learner:
-            self._ids = engine.learner.ids(owner)
-            self.c.ids, self.c.n_ids = abi.ffi.cast("int32_t *", abi.ffi.from_buffer(self._ids)), len(self._ids)
+    def set_ids(self, learner: Learner, owner: str) -> None:
+        """The columns' tokens of a head that learns; the array is changed in place as it does."""
+        self._ids = learner.ids(owner)
+        self.c.ids, self.c.n_ids = abi.ffi.cast("int32_t *", abi.ffi.from_buffer(self._ids)), len(self._ids)
 
     def set_sampler(self, params: sampling.SamplingParams) -> None:
         self._call, self.draw = sampling._Call(params, [], None), sampling.Draw(params)

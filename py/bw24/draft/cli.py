@@ -359,7 +359,7 @@ def run_validate(args: argparse.Namespace) -> int:
         opened = []
         for name in (args.draft_file, args.against):
             if name:
-                opened.append(drafter.open_draft(drafter.resolve_draft(name, **where), model))
+                opened.append(drafter.open_draft(drafter.resolve_draft(name, **where), model, second=bool(opened)))
                 stack.callback(opened[-1].close)
         limit = min(args.limit, model.context_length // 2)
         ids = [list(i) for _, i in corpus.encode(model, pack, model.context_length - limit)]
@@ -369,14 +369,10 @@ def run_validate(args: argparse.Namespace) -> int:
             opened.append(drafter.embedded(model))
         against = Path(args.against).name if args.against else "no drafter" if plain else "the model's own head"
         names = [Path(args.draft_file).name, against]
-        with open_engine(model, args, draft=opened[0]) as first:
+        with open_engine(model, args, draft=opened[0], second=None if plain else opened[1]) as engine, progress_bar("pairs", "prompts") as bar:
             params = SamplingParams(temperature=args.temperature, seed=args.seed)
-            mine = validate.Arm(names[0], first)
-            if plain:
-                other = validate.Arm(names[1], first, plain=True)
-                return _verdict(args, validate.compare(mine, other, ids, args.k, params, limit, args.repeats))
-            with open_engine(model, args, draft=opened[1]) as second, progress_bar("pairs", "prompts") as bar:
-                found = validate.compare(mine, validate.Arm(names[1], second), ids, args.k, params, limit, args.repeats, bar)
+            mine, other = validate.Arm(names[0], engine), validate.Arm(names[1], engine, plain, engine.second)
+            found = validate.compare(mine, other, ids, args.k, params, limit, args.repeats, bar)
     return _verdict(args, found)
 
 

@@ -18,6 +18,7 @@ from ..sampling import SamplingParams
 from ..speculate import Drafted, Rounds
 
 if TYPE_CHECKING:
+    from ..drafter import Draft
     from ..engine import Engine
 
 GOOD, WASH, BAD = "GOOD", "WASH", "BAD"
@@ -33,6 +34,7 @@ class Arm:
     name: str
     engine: Engine
     plain: bool = False
+    draft: Draft | None = None  # of the engine's two; None: its first
     seconds: list[float] = field(default_factory=list)
     tokens: int = 0
     missing: int = 0  # reply tokens that the head cannot propose
@@ -41,7 +43,7 @@ class Arm:
     def reply(self, ids: Sequence[int], k: int, params: SamplingParams, limit: int) -> tuple[list[int], float, Rounds]:
         """One reply: its ids, decoding seconds, and what drafting did."""
         engine, ends = self.engine, self.engine.model.tokenizer.eog_ids
-        seq = engine.sequence() if self.plain else Drafted(engine, k, params, len(ids) + limit, stop=ends)
+        seq = engine.sequence() if self.plain else Drafted(engine, k, params, len(ids) + limit, stop=ends, draft=self.draft)
         with closing(seq):
             logits = seq.prefill(ids)
             made = Generation(seq, None, ids, logits if self.plain else logits[-1], params, ctx=engine.ctx, limit=limit,
@@ -51,7 +53,8 @@ class Arm:
             return made.ids, made.stats.step_seconds, Rounds() if self.plain else seq.stats
 
     def take(self, ids: list[int], seconds: float, stats: Rounds) -> None:
-        own = self.engine.draft.ids if self.engine.draft and not self.plain else None
+        draft = self.draft or self.engine.draft
+        own = draft.ids if draft and not self.plain else None
         known = None if own is None else frozenset(own.tolist())
         self.seconds.append(seconds)
         self.tokens += len(ids)
