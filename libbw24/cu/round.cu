@@ -168,8 +168,7 @@ static int draw_mode(const bw_round *r) {
 }
 
 /* room for the first step of up to GRAPH_ROWS rows */
-static size_t first_bytes(const CuList *s, int mode) {
-    size_t at = 0;
+static size_t first_bytes(const CuList *s, int mode, size_t at) {
     place(&at, rows_bytes(s, GRAPH_ROWS));
     if (mode) place(&at, GRAPH_ROWS * sizeof(SampleState));
     if (mode) place(&at, GRAPH_ROWS * sizeof(SampleRow));
@@ -181,6 +180,8 @@ static size_t first_bytes(const CuList *s, int mode) {
 static void lay_out(bw24_model *m, Layout *y) {
     bw_round *r = y->r;
     size_t at = 0;
+    y->began = place(&at, (BW24_MAX_DRAFTS + 2) * sizeof(u64)); /* in front, for the first step's graph serves every depth */
+    const size_t from = at;
     for (int s = 0; s < r->n_steps; s++) {
         const bw_batch *b = &r->steps[s].batch;
         bw_list *l = r->steps[s].rows[0].seq->list;
@@ -192,12 +193,11 @@ static void lay_out(bw24_model *m, Layout *y) {
         x.value = place(&at, n * sizeof(int));
         x.from = place(&at, n * sizeof(int));
         y->part.push_back(x);
-        if (!s && r->n_steps > 1 && n <= GRAPH_ROWS) at = first_bytes(x.p.s, x.mode); /* the rest stands where it does for any number of owed rows */
+        if (!s && r->n_steps > 1 && n <= GRAPH_ROWS) at = first_bytes(x.p.s, x.mode, from); /* the rest stands where it does for any number of owed rows */
     }
     const bw_batch *judged = &r->steps[r->n_steps - 1].batch;
     y->n_values = r->n * VALUES_A_REQUEST + judged->n;
     y->values = place(&at, (size_t)y->n_values * sizeof(RoundValue));
-    y->began = place(&at, (BW24_MAX_DRAFTS + 2) * sizeof(u64));
     y->tail = at;
 }
 
