@@ -2,9 +2,11 @@
 also with as many as pay (auto).
 
     python scripts/spec_peer.py MODEL PROMPTS.json --server llama-server [--draft-max 3] [-n 192] [--first 0 --count 48] [--out row.json]
+    python scripts/spec_peer.py MODEL 512 --server llama-server --device cuda --accept 0.8 --draft D.gguf --peer-draft W.gguf -n 256 --count 3
 
-PROMPTS.json: a list of {"class": ..., "ids": [...]}. Each prompt is run on the arms back to back, so that a drift of the machine weighs on
-all; llama.cpp's times and counts are those its server reports. Prints one JSON object: acceptance pooled and by class, tokens a second, and
+PROMPTS.json: a list of {"class": ..., "ids": [...]}; a number: prompts of so many made-up ids. --accept P: both sides take drafts with probability P,
+whatever they are (the row says synthetic). --device cuda: the peer has all layers on the card. Each prompt is run on the arms back to back, so that
+a drift of the machine weighs on all; llama.cpp's times and counts are those its server reports. Prints one JSON object: acceptance pooled and by class, tokens a second, and
 each engine's speed-up over its own plain decoding. Both servers wait while the other side runs.
 """
 
@@ -28,11 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
 
 from bw24 import abi  # noqa: E402
 from bw24.bench import Others  # noqa: E402
+from bw24.drafter import open_draft  # noqa: E402
 from bw24.engine import Engine  # noqa: E402
 from bw24.generate import Generation  # noqa: E402
 from bw24.sampling import SamplingParams  # noqa: E402
 from bw24.source import open_model  # noqa: E402
 from bw24.speculate import AUTO, Drafted  # noqa: E402
+
+HASHED = 1 << 30  # larger files are random weights made on the spot
 
 
 def free_port() -> int:
@@ -44,8 +49,8 @@ def free_port() -> int:
 class Server:
     """A llama-server with one slot; `options` beyond those that every arm has."""
 
-    def __init__(self, binary: str, model: str, threads: int, ctx: int, options: list[str]):
-        self.port = free_port()
+    def __init__(self, binary: str, model: str, threads: int, ctx: int, options: list[str], end: bool = True):
+        self.port, self.end = free_port(), end
         words = [binary, "-m", model, "-t", str(threads), "-c", str(ctx), "-np", "1", "--port", str(self.port), "--no-webui", *options]
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for _ in range(600):
@@ -59,7 +64,7 @@ class Server:
         sys.exit("llama-server did not start in a minute")
 
     def reply(self, ids: list[int], n: int) -> dict[str, Any]:
-        body = {"prompt": ids, "n_predict": n, "temperature": 0, "cache_prompt": False, "return_tokens": True}
+        body = {"prompt": ids, "n_predict": n, "temperature": 0, "cache_prompt": False, "return_tokens": True, "ignore_eos": not self.end}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
         found = json.loads(urllib.request.urlopen(request, timeout=300).read())
         t = found["timings"]
@@ -86,11 +91,11 @@ class Cpu:
         return (self._seconds() - self.used) / (time.monotonic() - self.began)
 
 
-def ours(engine: Engine, ids: list[int], n: int, k: int) -> dict[str, Any]:
+def ours(engine: Engine, ids: list[int], n: int, k: int, accept: float = 0.0) -> dict[str, Any]:
     """One reply here, timed from the first step after the prompt."""
     params = SamplingParams()
-    ends = engine.model.tokenizer.eog_ids
-    seq = Drafted(engine, k, params, len(ids) + n, stop=ends) if k else engine.sequence()
+    ends = () if accept else engine.model.tokenizer.eog_ids
+    seq = Drafted(engine, k, params, len(ids) + n, stop=ends, synthetic=accept) if k else engine.sequence()
     with closing(seq):
         logits = seq.prefill(ids)
         made = Generation(seq, None, ids, logits[-1] if k else logits, params, ctx=engine.ctx, limit=n, stop_ids=ends)
@@ -121,10 +126,14 @@ def report(args: argparse.Namespace, prompts: list[dict[str, Any]], arms: dict[s
     gain = {side: round(total[f"{side}_spec"]["tokens_per_second"] / total[f"{side}_plain"]["tokens_per_second"], 4) for side in ("ours", "peer")}
     gain["ours_auto"] = round(total["ours_auto"]["tokens_per_second"] / total["ours_plain"]["tokens_per_second"], 4)
     same = sum(a["ids"] == b["ids"] == c["ids"] for a, b, c in zip(arms["ours_plain"], arms["ours_spec"], arms["ours_auto"], strict=True))
-    return {"kind": "spec_peer", "model": Path(args.model).name, "prompts": len(prompts), "tokens": args.n, "k": args.draft_max, "threads": args.t,
-            "peer_build": build, "revision": abi.version(), "prompts_sha256": hashlib.sha256(Path(args.prompts).read_bytes()).hexdigest(),
-            "file_sha256": hashlib.sha256(Path(args.model).read_bytes()).hexdigest(), "others_cores": load,
-            "total": total, "by_class": by_class, "speed_up": gain, "same_text_as_plain": same,
+    synthetic = {"synthetic": True, "accept": args.accept, "draft": Path(args.draft).name} if args.accept else {
+        "prompts_sha256": hashlib.sha256(Path(args.prompts).read_bytes()).hexdigest(), "same_text_as_plain": same}
+    size = Path(args.model).stat().st_size
+    return {"kind": "spec_peer", "device": args.device, "model": Path(args.model).name, "prompts": len(prompts), "tokens": args.n,
+            "k": args.draft_max, "threads": args.t,
+            "peer_build": build, "revision": abi.version(), "file_bytes": size, "others_cores": load,
+            **({"file_sha256": hashlib.sha256(Path(args.model).read_bytes()).hexdigest()} if size < HASHED else {}),
+            "total": total, "by_class": by_class, "speed_up": gain, **synthetic,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
@@ -139,10 +148,15 @@ def main() -> int:
     parser.add_argument("--ctx", type=int, default=2048)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=48)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--accept", type=float, default=0.0)
+    parser.add_argument("--draft", help="our drafter, where it is not the model's own block")
+    parser.add_argument("--peer-draft", help="the peer's")
     parser.add_argument("--out", help="also keep the replies' counts, to pool several runs")
     parser.add_argument("--pool", nargs="*", help="no run: pool these files of --out")
     args = parser.parse_args()
-    prompts = json.loads(Path(args.prompts).read_text(encoding="utf-8"))
+    made_up = [{"class": "made up", "ids": [16 + i * 7 % 200 for i in range(int(args.prompts))]}] if args.prompts.isdigit() else []
+    prompts = made_up * args.count or json.loads(Path(args.prompts).read_text(encoding="utf-8"))
     if args.pool:
         parts = [json.loads(Path(p).read_text(encoding="utf-8")) for p in args.pool]
         arms = {name: [r for part in parts for r in part["arms"][name]] for name in parts[0]["arms"]}
@@ -152,14 +166,20 @@ def main() -> int:
     prompts = prompts[args.first : args.first + args.count]
     done = subprocess.run([args.server, "--version"], capture_output=True, text=True, check=False)
     build = next((line for line in (done.stdout + done.stderr).splitlines() if line.startswith("version")), "unknown")
-    plain = Server(args.server, args.model, args.t, args.ctx, [])
-    spec = Server(args.server, args.model, args.t, args.ctx, ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(args.draft_max)])
+    card = [] if args.device == "cpu" else ["-ngl", "99", "-fa", "on"]
+    drafts = ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(args.draft_max), *(["-md", args.peer_draft] if args.peer_draft else []),
+              *(["-ngld", "99"] if card else []), *(["--spec-synth-rates", ",".join(f"{args.accept ** (i + 1):.6g}" for i in range(args.draft_max))]
+                                                      if args.accept else [])]
+    plain = Server(args.server, args.model, args.t, args.ctx, card, not args.accept)
+    spec = Server(args.server, args.model, args.t, args.ctx, [*card, *drafts], not args.accept)
     arms: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ours_plain", "ours_spec", "ours_auto", "peer_plain", "peer_spec")}
     others = Others()
     try:
-        with open_model(args.model) as model, Engine(model, threads=args.t, ctx=args.ctx, draft=True) as engine:
-            runs = {"ours_plain": lambda ids: ours(engine, ids, args.n, 0), "ours_spec": lambda ids: ours(engine, ids, args.n, args.draft_max),
-                    "ours_auto": lambda ids: ours(engine, ids, args.n, AUTO),
+        with open_model(args.model) as model, Engine(model, device=args.device, threads=args.t, ctx=args.ctx,
+                                                     draft=open_draft(args.draft, model) if args.draft else True) as engine:
+            runs = {"ours_plain": lambda ids: ours(engine, ids, args.n, 0),
+                    "ours_spec": lambda ids: ours(engine, ids, args.n, args.draft_max, args.accept),
+                    "ours_auto": lambda ids: ours(engine, ids, args.n, AUTO, args.accept),
                     "peer_plain": lambda ids: plain.reply(ids, args.n), "peer_spec": lambda ids: spec.reply(ids, args.n)}
             for run in runs.values():
                 run(prompts[0]["ids"])

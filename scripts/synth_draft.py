@@ -25,6 +25,7 @@ from synth_model import (  # noqa: E402
     Shape,
     Tensor,
     add_tensors,
+    add_vocabulary,
     model_keys,
     type_plan,
 )
@@ -72,12 +73,16 @@ def assistant_keys(s: Shape, width: int, heads: int) -> dict[str, Any]:
             "rope.freq_base": s.theta, "rope.freq_base_swa": 10000.0, "nextn_predict_layers": n}
 
 
-def write_draft(path: Path, name: str, shape: Shape, rows: int = ROWS, head: str = "NVFP4", block: str = "Q4_K_M", seed: int = 0) -> dict[str, int]:
-    """A drafter for a shape's models; returns bytes by storage type. Equal arguments give equal files."""
+def write_draft(path: Path, name: str, shape: Shape, rows: int = ROWS, head: str = "NVFP4", block: str = "Q4_K_M", seed: int = 0,
+                whole: bool = False) -> dict[str, int]:
+    """A drafter for a shape's models; whole: an MTP block with vocabulary, embedding and last norm, for engines that load it as a model of its own.
+    Returns bytes by storage type. Equal arguments give equal files."""
     gemma = shape.family == "gemma4"
     width, heads = (256, 4) if shape.extra.get("per_layer") else (1024, shape.heads)
     tensors = assistant_tensors(shape, width, heads, rows) if gemma else mtp_tensors(shape, rows)
     cut = "token_embd.weight" if gemma else "output.weight"
+    if whole and not gemma:
+        tensors += [Tensor("token_embd.weight", (shape.dim, shape.vocab), "linear"), Tensor("output_norm.weight", (shape.dim,), "norm")]
     arch = "gemma4-assistant" if gemma else shape.family
     plan = type_plan([t for t in tensors if t.name != cut], block) | {cut: head}
     with GGUFWriter(path) as writer:
@@ -87,6 +92,8 @@ def write_draft(path: Path, name: str, shape: Shape, rows: int = ROWS, head: str
             {**model_keys(shape), f"{arch}.block_count": shape.layers + 1, f"{arch}.nextn_predict_layers": 1})
         for key, value in keys.items():
             writer.add(key, value)
+        if whole:
+            add_vocabulary(writer, shape, None)
         ids = np.arange(min(rows, shape.vocab), dtype="<i4")
         sizes = add_tensors(writer, shape, tensors, plan, seed)
         if len(ids) < shape.vocab:
@@ -101,6 +108,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--rows", type=int, default=ROWS, help=f"rows of the head (default {ROWS}; all of the vocabulary: no id map)")
     p.add_argument("--head", default="NVFP4", help="type of the head (default NVFP4)")
     p.add_argument("--block", default="Q4_K_M", help="type of the other matrices (default: the mix Q4_K_M)")
+    p.add_argument("--whole", action="store_true", help="with vocabulary, embedding and last norm, as engines want it that load it as a model")
     p.add_argument("--layers", type=int, help="layers of the model, where it was cut")
     return p.parse_args(argv)
 
@@ -110,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     shape = SHAPES[args.shape]
     shape = replace(shape, layers=args.layers or shape.layers)
     try:
-        sizes = write_draft(args.output, args.shape, shape, args.rows, args.head, args.block)
+        sizes = write_draft(args.output, args.shape, shape, args.rows, args.head, args.block, whole=args.whole)
     except (Bw24Error, OSError) as error:
         print(f"synth_draft: {error}", file=sys.stderr)
         return 2
