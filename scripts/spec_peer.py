@@ -4,10 +4,10 @@ also with as many as pay (auto).
     python scripts/spec_peer.py MODEL PROMPTS.json --server llama-server [--draft-max 3] [-n 192] [--first 0 --count 48] [--out row.json]
     python scripts/spec_peer.py MODEL 512 --server llama-server --device cuda --accept 0.8 --draft D.gguf --peer-draft W.gguf -n 256 --count 3
 
-PROMPTS.json: a list of {"class": ..., "ids": [...]}; a number: prompts of so many made-up ids. --accept P: both sides take drafts with probability P,
-whatever they are (the row says synthetic). --device cuda: the peer has all layers on the card. Each prompt is run on the arms back to back, so that
-a drift of the machine weighs on all; llama.cpp's times and counts are those its server reports. Prints one JSON object: acceptance pooled and by class, tokens a second, and
-each engine's speed-up over its own plain decoding. Both servers wait while the other side runs.
+PROMPTS.json: a list of {"class": ..., "ids": [...]}; a number: prompts of so many made-up ids. --accept P: both sides take drafts with probability
+P, whatever they are (the row says synthetic). --device cuda: the peer has all layers on the card. Each prompt is run on the arms back to back, so
+that a drift of the machine weighs on all; llama.cpp's times and counts are those its server reports. Prints one JSON object: acceptance pooled and
+by class, tokens a second, and each engine's speed-up over its own plain decoding. Both servers wait while the other side runs.
 """
 
 from __future__ import annotations
