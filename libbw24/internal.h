@@ -101,6 +101,7 @@ typedef struct bw_list {
     int32_t *ids;               /* token of each column of the logits, -1: none; owned; NULL: column i is token i */
     unsigned ids_set;           /* how often they were set, for backends that keep a copy */
     int index;                  /* in model->lists */
+    int64_t known;              /* run.c: tokens below it are known to the list; 0: not looked at yet */
     void *priv;                 /* the backend's */
     float **mem;                /* each buffer's [max_rows][width], owned; NULL before prepare; logits go to the caller's memory */
     struct bw_plan *plan;

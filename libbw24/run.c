@@ -7,13 +7,20 @@
 #include "fault.h"
 #include "internal.h"
 
+/* tokens 0 .. n-1 have a row in every embedding of the list. Kept: walking the ops would cost each step a cache miss an op */
+static int64_t known_tokens(bw_list *l) {
+    if (l->known) return l->known;
+    l->known = INT32_MAX;
+    for (int i = 0; i < l->n_ops; i++)
+        if (l->ops[i].code == BW_OP_EMBED && l->ops[i].w[0]->ne[1] < l->known) l->known = l->ops[i].w[0]->ne[1];
+    return l->known;
+}
+
 static int check_rows(bw24_model *m, const bw24_row *rows, int32_t n, bool hidden, bool out) {
     if (!m || !rows || !m->prepared) return bw_fail(BW24_E_ARG, "bw24_step: NULL argument or a model that is not prepared");
     if (n < 1 || n > m->max_rows) return bw_fail(BW24_E_ARG, "bw24_step: %d rows, the model was made for 1..%d", n, m->max_rows);
     const bw_list *l = rows[0].seq ? rows[0].seq->list : NULL;
-    int64_t known = INT32_MAX;
-    for (int i = 0; l && i < l->n_ops; i++)
-        if (l->ops[i].code == BW_OP_EMBED && l->ops[i].w[0]->ne[1] < known) known = l->ops[i].w[0]->ne[1];
+    const int64_t known = l ? known_tokens(rows[0].seq->list) : 0;
     for (int i = 0; i < n; i++) {
         if (!rows[i].seq || rows[i].seq->model != m) return bw_fail(BW24_E_ARG, "bw24_step: row %d has no sequence of this model", i);
         if (rows[i].seq->list != l)
