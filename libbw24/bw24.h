@@ -102,7 +102,7 @@ typedef struct bw24_decode_request {
     const int32_t *stop;        /* ids that end the call */
     int32_t *tokens;            /* result: room for `most` tokens */
     int32_t n_stop;
-    int32_t reserved;
+    int32_t us;                 /* result, in the first request: microseconds that the steps took */
 } bw24_decode_request;
 /* one reply in a round (bw24_round) */
 enum { BW24_MAX_DRAFTS = 16 };

@@ -147,13 +147,14 @@ int bw24_decode(bw24_model *m, bw24_decode_request *r, int32_t n, int32_t most, 
     BW_TRY(check(m, r, n, most));
     work x;
     BW_TRY(open_work(&x, m, r, n, most));
-    double until = bw_round_clock() + seconds;
+    double began = bw_round_clock(), until = began + seconds;
     int rc = 0;
     for (int i = 0; i < n && !rc; i++) rc = r[i].drafter ? bw_drafter_reset(r[i].drafter) : 0;
     while (!rc && *made < most) {
         if ((rc = step(&x)) || (rc = follow(&x))) break;
         if (hand_on(&x, (*made)++) || (seconds > 0 && bw_round_clock() >= until) || (end && __atomic_load_n(end, __ATOMIC_RELAXED))) break;
     }
+    r[0].us = (int32_t)(1e6 * (bw_round_clock() - began));
     free(x.block);
     return *made && rc != BW24_E_CANCELLED ? 0 : rc;
 }

@@ -100,10 +100,10 @@ class Costs:
 
 def _mean(old: float | None, new: float, n: int) -> float:
     """The n-th of a row of measurements and what was made of those before it: the least of the first ones, then a running mean that a single
-    disturbed one moves little: what is slower than usual was disturbed more often than not."""
+    disturbed one moves little."""
     if old is None:
         return new
-    return min(old, new) if n <= COLD else old + (0.25 if new < old else 0.05) * (min(new, 1.5 * old) - old)
+    return min(old, new) if n <= COLD else 0.85 * old + 0.15 * min(new, 1.5 * old)
 
 
 class Depth:

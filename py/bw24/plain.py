@@ -42,10 +42,11 @@ class Reply:
 
 
 def decode_together(engine: Engine, replies: Sequence[tuple[Reply, int, Sequence[int]]], most: int = MOST, *, seconds: float = SLICE,
-                    end: Any = None) -> list[list[int]]:
+                    end: Any = None, spent: list[float] | None = None) -> list[list[int]]:
     """Append each reply's newest token and return those that follow it, as many for each, 1..most: drawn as step_sample draws them, until one reply
     draws a stop id, the time is up or *end is not 0 (int32_t *; None: no flag); all but the last are appended too. replies: each with its token and
-    history, the ids up to and with the token. Raises Bw24Error; nothing has moved then, but for a step that was cancelled after others."""
+    history, the ids up to and with the token. spent: gets the seconds that the steps took. Raises Bw24Error; nothing has moved then, but for a step
+    that was cancelled after others."""
     most = 1 if engine.after_step else max(min(most, MOST), 1)  # who listens hears of every step
     requests, made = abi.ffi.new("bw24_decode_request[]", len(replies)), abi.ffi.new("int32_t *")
     for i, (reply, token, history) in enumerate(replies):
@@ -53,6 +54,8 @@ def decode_together(engine: Engine, replies: Sequence[tuple[Reply, int, Sequence
     started = time.perf_counter()
     status = abi.lib().bw24_decode(engine._model, requests, len(replies), most, seconds, end or abi.ffi.NULL, made)
     out = [reply.took(token, made[0]) for reply, token, _ in replies]
+    if spent is not None:
+        spent.append(requests[0].us * 1e-6)
     abi.check(status)
     if engine.after_step:
         engine.after_step(len(replies), time.perf_counter() - started)
