@@ -24,6 +24,12 @@ PAGE_HEAD = """\
 Every figure has the id of its row; `bw24 bench --row ID` repeats a row that `bw24 bench` measured. How: [how we measure](../research/benchmarks.md).
 The card that this project aims at is an RTX 50 (sm_120a); rows of other GPUs say where they ran and are **not run on the target card**.
 """
+MINUTE = """\
+The newest row of each model beside llama.cpp on the same file and machine, in pairs of rounds that take turns: above 1x bw24 is faster, below
+1x it loses. `real weights` speak for a model that people run; `random weights` show what kernels of those dimensions do, and nothing about
+text. Whole steps of the CUDA backend without a peer, speculation and the performance CI have tables of their own below; what was withdrawn
+stands at the end with its reason.
+"""
 
 
 def benches(rows: list[Record]) -> list[Record]:
@@ -62,6 +68,20 @@ def bench_table(rows: list[Record]) -> str:
             share = r.data.get("wall_fraction") if c["kind"] == "decode" and not c["depth"] else None
             out.append(f"| `{r.id}` | {name(r)} | {r.label} | {where(r)} | {cell_name(c)} | {cell_text(c)} | {r.data['rounds']} | "
                        f"{f'{share:.2f}' if share else ''} | {r.data['revision']} |")
+    return "\n".join(out) + "\n"
+
+
+def newest_table(rows: list[Record]) -> str:
+    """The newest row of each file and backend, a line a row: what a reader wants in a minute."""
+    last: dict[tuple[str, str], Record] = {}
+    for r in sorted(rows, key=lambda r: r.data.get("time", "")):
+        last[r.data["backend"], r.data["file"]] = r
+    out = ["| model | weights | machine | prompt, tokens: ours over llama.cpp's | decode | row |", "|---|---|---|---|---|---|"]
+    for r in sorted(last.values(), key=lambda r: (r.label != "real weights", r.data["backend"], r.data["file"])):
+        shown = {kind: [c for c in r.data["cells"] if c["kind"] == kind and not c["depth"]] for kind in ("prefill", "decode")}
+        prompts = ", ".join(f"{c['tokens']}: {c['ratio']:.2f}x" for c in shown["prefill"])
+        decodes = ", ".join(f"{c['ratio']:.2f}x ({c['pair_low']:.2f}..{c['pair_high']:.2f})" for c in shown["decode"])
+        out.append(f"| {name(r)} | {r.label} | {where(r)} | {prompts} | {decodes} | `{r.id}` |")
     return "\n".join(out) + "\n"
 
 
@@ -189,14 +209,18 @@ def pictures(rows: list[Record]) -> dict[str, str]:
 
 def page(rows: list[Record], shown: dict[str, str]) -> str:
     """docs/PERFORMANCE.md."""
-    parts = [PAGE_HEAD, "\n## Against llama.cpp, in alternating rounds\n\n", bench_table(benches(rows))]
+    pairs = benches(rows)
+    parts = [PAGE_HEAD, f"\n## In a minute\n\n{MINUTE}\n", newest_table(pairs)]
+    if "against-llama.cpp.svg" in shown:
+        parts.append("\n![against-llama.cpp](plots/against-llama.cpp.svg)\n")
+    parts += ["\n## Against llama.cpp, in alternating rounds: every row\n\n", bench_table(pairs)]
     found = steps(rows)
     if found:
         device = sorted({str(r.data.get("device", "NVIDIA H200")) for r in found})
         parts += [f"\n## Backend cuda, whole steps ({', '.join(device)}; {TARGET})\n\n",
                   "Predictions and outcomes of each change: [research/cuda](../research/cuda/README.md).\n\n", steps_table(found)]
     parts += boards_spec.sections(rows)
-    parts.append("\n## Pictures\n\n" + "".join(f"![{f.removesuffix('.svg')}](plots/{f})\n" for f in shown))
+    parts.append("\n## Pictures\n\n" + "".join(f"![{f.removesuffix('.svg')}](plots/{f})\n" for f in shown if f != "against-llama.cpp.svg"))
     gone = [r for r in rows if r.retired]
     parts.append("\n## Retired rows\n\n" + ("".join(f"- `{r.id}`: {r.retired}\n" for r in gone) or "None.\n"))
     return "".join(parts)

@@ -100,10 +100,14 @@ UNITS = {"x": (1,), "tok/s": (1,), "s": (1,), "ms": (1, 1e3), "MB": (1e-6,), "GB
 
 
 def test_every_figure_of_the_readme_has_its_row():
-    """A figure with a unit in a sentence or table row of "Measured" stands in a row that the sentence names, rounded as it is printed."""
+    """A figure with a unit in a sentence or table row of the introduction or of "Measured" stands in a row that the sentence names, rounded as it is
+    printed; the introduction names rows of real weights only."""
     by_id = {r.id: r for r in records.load(ROOT / "research")}
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Measured")[1].split("## ")[0]
-    seen = 0
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    intro, text = readme.split("## ")[0], readme.split("## Measured")[1].split("## ")[0]
+    heading = re.findall(r"`(\w[\w-]*-[0-9a-f]{8})`", intro)
+    assert heading and all(by_id[i].label == "real weights" for i in heading)
+    text, seen = f"{intro}\n{text}", 0
     parts = [p for block in text.split("\n\n") for p in (block.splitlines() if block.startswith(("<!--", "|")) else re.split(r"(?<=[.:])\s", block))]
     named: list[str] = []
     for part in parts:
