@@ -13,6 +13,7 @@ import pytest
 from bw24 import cli
 
 ROOT = Path(__file__).resolve().parent.parent
+CODE = {".c", ".h", ".cu", ".cuh", ".def", ".py", ".sh"}
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "research").glob("*.md")])
 
 
@@ -21,6 +22,18 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_names_in_the_pages_exist():
+    """Kernels, functions, structs and variables that a page puts in backquotes stand in the sources."""
+    paths = [p for folder in ("libbw24", "py/bw24", "scripts", "tests") for p in (ROOT / folder).rglob("*") if p.suffix in CODE]
+    known = set(re.findall(r"\w+", "\n".join(p.read_text(encoding="utf-8", errors="replace") for p in [*paths, ROOT / "Makefile"])))
+    for page in PAGES:
+        if page.name == "CHANGELOG.md" or page.parent.name == "cuda":  # what was, and what was tried
+            continue
+        quoted = " ".join(re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")))
+        names = set(re.findall(r"\b(?:k_[a-z_0-9]+|bw24_[a-z_0-9]+[a-z0-9]|cu_[a-z_0-9]+|bw_[a-z_0-9]+[a-z0-9]|BW24_[A-Z_]+[A-Z])\b", quoted))
+        assert names <= known | {"bw_noun_verb"}, (page.name, names - known)
 
 
 def commands(text: str) -> list[list[str]]:
