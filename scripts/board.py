@@ -5,8 +5,8 @@
 
 `original`: the tables of the original project (research/original-cells.json). Its page does not name the files' repositories, so each model is
 given with --model KEY=PATH|hf:...; cells of models that are not given are listed as not run. Plain cells are `bw24 bench --vs llama.cpp` at the
-cell's depth; speculative cells are scripts/spec_peer.py with the file's own MTP block on the prompts of the cell's class
-(research/prompts/classes.json). One JSON line a cell goes to --out."""
+cell's depth; speculative cells are scripts/spec_peer.py with the file's own MTP block, or our side's with --draft KEY=PATH|hf:..., on the prompts
+of the cell's class (research/prompts/classes.json). One JSON line a cell goes to --out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "py"))
 
-from bw24 import models, records  # noqa: E402
+from bw24 import device, models, records  # noqa: E402
 from bw24.errors import Bw24Error  # noqa: E402
 
 BOARDS = {"original": ROOT / "research" / "original-cells.json"}
@@ -55,7 +55,7 @@ def run_json(command: list[str]) -> dict[str, Any]:
         return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
 
 
-def plain(cell: dict[str, Any], model: Path, args: argparse.Namespace) -> dict[str, Any]:
+def plain(cell: dict[str, Any], model: Path, draft: Path | None, args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "bw24", "bench", str(model), "--device", args.device, "--kv", "f16", "--vs", "llama.cpp",
                "--peer-bin", str(args.peer_bin), "--sizes", "512", "--tokens", str(args.tokens), "--depths", str(cell["depth"]),
                "--rounds", str(args.rounds), "--json"]
@@ -67,7 +67,7 @@ def plain(cell: dict[str, Any], model: Path, args: argparse.Namespace) -> dict[s
     return {**rates, "low": decode["pair_low"], "high": decode["pair_high"], "bench": found}
 
 
-def spec(cell: dict[str, Any], model: Path, args: argparse.Namespace) -> dict[str, Any]:
+def spec(cell: dict[str, Any], model: Path, draft: Path | None, args: argparse.Namespace) -> dict[str, Any]:
     classes = json.loads((ROOT / "research" / "prompts" / "classes.json").read_text(encoding="utf-8"))
     work = args.out.with_suffix(".prompts.json")
     from bw24.source import open_model
@@ -77,7 +77,8 @@ def spec(cell: dict[str, Any], model: Path, args: argparse.Namespace) -> dict[st
         chosen = [{"class": cell["class"], "ids": opened.tokenizer.encode(text)} for text in classes[cell["class"]]]
     work.write_text(json.dumps(chosen), encoding="utf-8")
     command = [sys.executable, str(ROOT / "scripts" / "spec_peer.py"), str(model), str(work), "--server", str(args.peer_bin / "llama-server"),
-               "--draft-max", str(cell["k"]), "-n", str(args.tokens), "--count", str(len(chosen)), "--ctx", str(context)]
+               "--draft-max", str(cell["k"]), "-n", str(args.tokens), "--count", str(len(chosen)), "--ctx", str(context),
+               "--device", device.choose(args.device).backend, *(["--draft", str(draft)] if draft else [])]
     try:
         found = run_json(command)
     finally:
@@ -105,6 +106,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rows", choices=sorted(BOARDS), required=True)
     p.add_argument("--model", action="append", default=[], metavar="KEY=FILE")
+    p.add_argument("--draft", action="append", default=[], metavar="KEY=FILE", help="a drafter's file for our side of the model's speculative cells")
     p.add_argument("--peer-bin", type=Path, metavar="DIR", help="folder of llama-bench and llama-server")
     p.add_argument("--device", default="auto")
     p.add_argument("--tokens", type=int, default=128)
@@ -121,15 +123,17 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     board = json.loads(BOARDS[args.rows].read_text(encoding="utf-8"))
     files = {key: fetch(name, args.endpoint) for key, name in pairs(args.model, board["models"]).items()}
+    drafts = {key: fetch(name, args.endpoint) for key, name in pairs(args.draft, board["models"]).items()}
     ran = 0
     for cell in board["cells"]:
         found: dict[str, Any] = {}
         if cell["model"] in files:
-            found = (plain if cell["kind"] == "plain" else spec)(cell, files[cell["model"]], args)
+            found = (plain if cell["kind"] == "plain" else spec)(cell, files[cell["model"]], drafts.get(cell["model"]), args)
             ran += "error" not in found
-            records.append(args.out, {"board": args.rows, "cell": cell, "file": files[cell["model"]].name, **found})
+            names = {"file": files[cell["model"]].name, "draft": getattr(drafts.get(cell["model"]), "name", None)}
+            records.append(args.out, {"board": args.rows, "cell": cell, **names, **found})
         print(line(cell, found), flush=True)
-    print(f"{ran} of {len(board['cells'])} cells measured; source: {board['source']}")
+    print(f"{ran} of {len(board['cells'])} cells measured; source: {board['source']}; its drafters: {board['drafts']}")
     return 0 if ran or not files else 1
 
 

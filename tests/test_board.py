@@ -69,3 +69,25 @@ def test_the_prompts_of_the_record():
     cells = json.loads(board.BOARDS["original"].read_text())["cells"]
     classes = json.loads((ROOT / "research" / "prompts" / "classes.json").read_text())
     assert {c["class"] for c in cells if c["kind"] == "spec"} <= set(classes)
+
+
+def test_a_drafter_of_the_hub_goes_to_our_side(tmp_path, monkeypatch, capsys):
+    """Speculative cells run where the plain ones do, with the drafter given and the prompts of their class."""
+    from fake_hub import FakeHub
+
+    asked = []
+    demo = ROOT / "py" / "bw24" / "data" / "demo.gguf"
+    monkeypatch.setattr(board, "run_json", lambda words: asked.append([str(w) for w in words]) or {"error": "not now"})
+    hub = FakeHub()
+    try:
+        hub.repos["owner/drafts"] = {"head-Q8_0.gguf": b"GGUF" + bytes(60)}
+        monkeypatch.setattr(board.models, "default_cache", lambda override=None: tmp_path / "cache")
+        words = ["--rows", "original", "--model", f"qwen3.5-9b={demo}", "--draft", "qwen3.5-9b=hf:owner/drafts:Q8_0", "--endpoint", hub.endpoint]
+        assert board.main([*words, "--peer-bin", str(tmp_path), "--device", "cpu", "--out", str(tmp_path / "rows.jsonl")]) == 1
+    finally:
+        hub.close()
+    spec = [words for words in asked if words[1].endswith("spec_peer.py")]
+    assert len(spec) == 3 and len(asked) == 4
+    assert all(words[words.index("--device") + 1] == "cpu" and words[words.index("--draft") + 1].endswith("head-Q8_0.gguf") for words in spec)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {r["draft"] for r in rows} == {"head-Q8_0.gguf"} and all(r["error"] == "not now" for r in rows)
