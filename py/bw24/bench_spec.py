@@ -65,20 +65,16 @@ class SpecResult:
         ]
 
 
-def reply(engine: Engine, prompt: Sequence[int], tokens: int, k: int, accept: float | None, rounds: Rounds) -> float:
-    """Tokens a second of one greedy reply without stop ids; k 0: plain."""
-    params = SamplingParams()
-    seq = Drafted(engine, k, params, len(prompt) + tokens + 32, synthetic=accept or 0.0) if k else engine.sequence()
-    with contextlib.closing(seq):
-        last = seq.prefill(prompt)
-        past = [*prompt, int(np.argmax(last[-1] if k else last))]
-        made, started = 0, time.perf_counter()
+def reply(base: Drafted, first: int, tokens: int, drafts: bool, rounds: Rounds) -> float:
+    """Tokens a second of one greedy reply without stop ids, on a copy of a timeline that stands after the prompt; drafts False: plain."""
+    with contextlib.closing(base.fork() if drafts else base.seq.fork()) as seq:
+        past, made, started = [*base.tokens, first], 0, time.perf_counter()
         while made < tokens:
-            follow = seq.round(past[-1], past) if k else seq.draws(past[-1], params, past, tokens - made)
+            follow = seq.round(past[-1], past) if drafts else seq.draws(past[-1], base.params, past, tokens - made)
             past += follow
             made += len(follow)
         spent = time.perf_counter() - started
-        if k:
+        if drafts:
             rounds.add(seq.stats)
     return made / spent
 
@@ -87,12 +83,14 @@ def run(engine: Engine, prompt: Sequence[int], *, tokens: int, k: int, accept: f
         progress: Callable[[int, int], None] | None = None) -> SpecResult:
     """Warm up, then `pairs` pairs of a plain and a drafted reply of `tokens` tokens after `prompt`; who goes first changes from pair to pair."""
     out = SpecResult(k, engine.draft.name, accept, tokens, len(prompt))
-    sides = ((0, out.plain, Rounds()), (k, out.drafted, out.rounds))
-    for depth, _, _ in sides:
-        reply(engine, prompt, min(tokens, 32), depth, accept, Rounds())
-    for pair in range(pairs):
-        for depth, samples, rounds in sides if pair % 2 == 0 else sides[::-1]:
-            samples.append(reply(engine, prompt, tokens, depth, accept, rounds))
-        if progress:
-            progress(pair + 1, pairs)
+    sides = ((False, out.plain, Rounds()), (True, out.drafted, out.rounds))
+    with contextlib.closing(Drafted(engine, k, SamplingParams(), len(prompt) + tokens + 32, synthetic=accept or 0.0)) as base:
+        first = int(np.argmax(base.prefill(prompt)[-1]))
+        for drafts, _, _ in sides:
+            reply(base, first, min(tokens, 32), drafts, Rounds())
+        for pair in range(pairs):
+            for drafts, samples, rounds in sides if pair % 2 == 0 else sides[::-1]:
+                samples.append(reply(base, first, tokens, drafts, rounds))
+            if progress:
+                progress(pair + 1, pairs)
     return out
