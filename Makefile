@@ -131,7 +131,7 @@ $(BUILD)/tests/%: tests/c/%.c $(OBJ) $(CU_OBJ)
 ctest: $(C_TESTS) ## the C tests alone; CTESTS='list sample' for some
 	@for t in $(C_TESTS); do echo "== $$t"; $$t || exit 1; done
 
-test: all ## everything a change must pass, from the fixtures in the tree (six minutes on two cores)
+test: all ## everything a change must pass, from the fixtures in the tree (ten minutes on two cores)
 	@$(PYTHON) scripts/python_env.py installed test || $(PIP) --editable '.[test]'
 	@$(MAKE) --no-print-directory $(JOBS) ctest
 	$(PYTEST) tests
