@@ -8,6 +8,7 @@ import pytest
 from bw24.depth import Costs, Depth, choose_together, plan_together
 
 CLIFF = {1: 1.9, 4: 2.5, 8: 3.2, 9: 5.1, 16: 6.0, 24: 8.5, 32: 11.2, 72: 22.0}  # milliseconds of a step by its rows: a kernel that serves 8 at most
+H200 = {1: 1.9, 2: 2.3, 4: 2.5, 5: 3.05, 8: 3.4, 9: 4.5, 16: 4.83, 17: 6.3, 24: 8.5, 32: 8.6, 72: 20.0}  # 9B NVFP4 as measured
 SMOOTH = {1: 1.9, 8: 3.0, 16: 4.0, 32: 7.0, 72: 15.0}
 
 
@@ -21,7 +22,7 @@ def served(widths: dict[int, float], accepts: list[float], draft: float, tokens:
         drafts = choose_together(depths)
         rows, deepest = n + sum(drafts), max(drafts)
         rounds = 1 if deepest else min(16, *(d.plain_rounds() for d in depths))
-        costs.timed(deepest, rows, deepest * draft, step(rows), rounds)
+        costs.timed(deepest, rows, deepest * draft, step(rows), rounds, n)
         spent, made = spent + rounds * (deepest * draft + step(rows)), made + n * rounds
         for depth, k, p in zip(depths, drafts, accepts, strict=True):
             if not deepest:
@@ -44,6 +45,7 @@ def test_several_replies_lose_next_to_nothing_where_wide_steps_are_dear(p: float
 def test_several_replies_find_what_pays():
     assert served(SMOOTH, [0.8] * 8, 0.12) > 1.2
     assert served(SMOOTH, [0.9, 0.9, 0.9, 0.9, 0.1, 0.1, 0.1, 0.1], 0.12) > 1.15  # those whose drafts are right make them
+    assert served(H200, [0.8] * 8, 0.24) > 1.17  # a draft of each makes 1.22
     assert served(CLIFF, [0.8] * 4, 0.12) > 1.1
     assert served(SMOOTH, [0.05] * 8, 0.12, 16384, change=0.95) > 1.1  # drafts that become better
 

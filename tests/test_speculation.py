@@ -475,7 +475,7 @@ def test_rounds_without_drafts_run_together(sampler: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(plain, "MOST", together)
         monkeypatch.setattr(plain, "SLICE", 60.0)  # a busy machine's steps are slow
         with engine() as e, closing(Drafted(e, AUTO, params, len(start) + n)) as seq:
-            e.costs.draft, e.costs.drafts, e.costs.steps, e.costs.counts = 1e9, 5, {1: 1.0, 2: 1.0}, {1: 5, 2: 5}
+            e.costs._draft, e.costs.drafts, e.costs.steps, e.costs.counts = {1: (1e9, 5)}, 5, {1: 1.0, 2: 1.0}, {1: 5, 2: 5}
             monkeypatch.setattr(e.costs, "timed", lambda *_: None)
             past, calls = [*start, sample(seq.prefill(start)[-1], params, start, len(start))], 0
             while seq.pos < len(start) + n:

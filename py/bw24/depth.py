@@ -25,7 +25,7 @@ class Costs:
     replies share."""
 
     def __init__(self) -> None:
-        self.draft: float | None = None
+        self._draft: dict[int, tuple[float, int]] = {}  # by replies in a round: seconds, rounds that it was measured in
         self.steps: dict[int, float] = {}
         self.counts: dict[int, int] = {}
         self.drafts = 0  # rounds with drafts
@@ -35,6 +35,16 @@ class Costs:
         self._asked: dict[int, int] = {}  # replies in a round -> their choices since the last plain steps
         self._spare = 0.0  # seconds that may be lost to a try
         self.plan: tuple[list[Depth], int, list[int], bool] = [], 0, [], False  # of replies in one round: who, its age in rounds, depths, hope
+
+    @property
+    def draft(self) -> float | None:
+        """Seconds of a draft step of one reply, or of as few as were measured; None before the first."""
+        return self.draft_of(1) if self._draft else None
+
+    def draft_of(self, runs: int) -> float:
+        """Seconds of a draft step that so many replies share, as measured for the nearest number of them. Something was measured."""
+        known = [n for n, (_, count) in self._draft.items() if count >= COLD] or list(self._draft)
+        return self._draft[min(known, key=lambda n: (abs(n - runs), n))][0]
 
     def due(self, runs: int) -> bool:
         """Whether the plain step of so many replies is to be measured, for the first time or again; asked by each of them in each round, so that all
@@ -46,7 +56,7 @@ class Costs:
     def tries(self, runs: int) -> int:
         """Where drafts do not pay for replies that share plain steps: rounds until each may make one, in case they have become better."""
         kept, plain = self.kept[0] if self.kept else PRIOR, self.step(runs)
-        regret = max(self.draft + self.step(2 * runs) - (1 + kept) * plain, AGAIN * REGRET * plain)
+        regret = max(self.draft_of(runs) + self.step(2 * runs) - (1 + kept) * plain, AGAIN * REGRET * plain)
         return math.ceil((regret - self._spare) / (REGRET * plain)) if self._spare < regret else 0
 
     def measuring(self, runs: int) -> None:
@@ -69,12 +79,13 @@ class Costs:
             self._judged[at] += 1
             self.kept[at] += max(1 / self._judged[at], LASTING) * (accepted - self.kept[at])
 
-    def timed(self, drafts: int, rows: int, drafting: float, step: float, steps: int = 1) -> None:
-        """A round with chains of `drafts` drafts, whose judging step had `rows` rows; or `steps` plain ones of so many."""
+    def timed(self, drafts: int, rows: int, drafting: float, step: float, steps: int = 1, runs: int = 1) -> None:
+        """A round of `runs` replies with chains of `drafts` drafts, whose judging step had `rows` rows; or `steps` plain ones of so many."""
         self._spare = 0.0 if drafts else self._spare + REGRET * step * steps
         if drafts:
             self.drafts += 1
-            self.draft = _mean(self.draft, drafting / drafts, self.drafts)
+            old, count = self._draft.get(runs, (None, 0))
+            self._draft[runs] = _mean(old, drafting / drafts, count + 1), count + 1
         if drafts or not self._drafted:  # a plain step after drafts finds its weights gone from the caches
             self.counts[rows] = self.counts.get(rows, 0) + 1
             self.steps[rows] = _mean(self.steps.get(rows), step, self.counts[rows])
@@ -228,6 +239,17 @@ def choose_together(depths: Sequence[Depth]) -> list[int]:
     return _agreed(depths, [1] * n, 1)
 
 
+def kept_together(depths: Sequence[Depth], at: int) -> list[float]:
+    """Each reply's acceptance at a position: its own estimate as far as the replies differ by more than what so few judgements vary by, for the rest
+    the mean of all. Otherwise the drafts chosen would be those of the luckiest."""
+    own = [d.kept(at) for d in depths]
+    mean = sum(own) / len(own)
+    varies = sum((p - mean) ** 2 for p in own) / len(own)
+    judged = sum(min(d._counts[min(at, len(d._counts) - 1)], 2 / SLOW) if d._counts else WEIGHT for d in depths) / len(depths)
+    share = max(1 - mean * (1 - mean) / judged / varies, 0.0) if varies > 0 else 0.0
+    return [mean + share * (p - mean) for p in own]
+
+
 def _agreed(depths: Sequence[Depth], drafts: list[int], sure: int, steady: int = 1) -> list[int]:
     for depth in depths:
         depth._sure, depth._steady = sure, steady
@@ -238,20 +260,21 @@ def plan_together(depths: Sequence[Depth], top: int) -> tuple[list[int], bool]:
     """The depth of each reply, all 0 where nothing promises enough; and whether drafts that are always right would pay. A round costs by its deepest
     chain and by the rows of all, so of all drafts the likeliest are made."""
     n, costs, worth = len(depths), depths[0].costs, []
-    plain = costs.step(n)
-    for i, depth in enumerate(depths):
-        chain = 1.0
-        for k in range(min(top, len(depth._sums) + 1)):  # no deeper than one beyond what was judged
-            chain *= depth.kept(k)
-            worth.append((-chain, k, i))
+    plain, draft = costs.step(n), costs.draft_of(n)
+    chains = [1.0] * n
+    for k in range(top):
+        for i, kept in enumerate(kept_together(depths, k)):
+            chains[i] *= kept
+            if k <= len(depths[i]._sums):  # no deeper than one beyond what was judged
+                worth.append((-chains[i], k, i))
     tokens, best, most, deepest, taken = float(n), 0, GAIN * n / plain, 0, sorted(worth)
     for made, (chain, k, _) in enumerate(taken, 1):
         tokens, deepest = tokens - chain, max(deepest, k + 1)
-        cost = deepest * costs.draft + costs.step(n + made)
+        cost = deepest * draft + costs.step(n + made)
         if tokens >= most * cost:
             best, most = made, tokens / cost
     drafts = [0] * n
     for _, _, i in taken[:best]:
         drafts[i] += 1
-    hope = any(n * (k + 1) >= GAIN * n / plain * (k * costs.draft + costs.step(n * (k + 1))) for k in range(1, top + 1))
+    hope = any(n * (k + 1) >= GAIN * n / plain * (k * draft + costs.step(n * (k + 1))) for k in range(1, top + 1))
     return drafts, hope

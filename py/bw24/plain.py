@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .engine import Sequence as Timeline
 
 MOST = 16  # tokens a call; a recurrent state goes back 32 rows
-SLICE = 0.01  # seconds after which a call returns
+SLICE = 0.02  # seconds after which a call returns
 
 
 class Reply:

@@ -389,7 +389,8 @@ def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], dra
     if rounds := max(log.rounds for log in logs):
         if n > 1:
             engine.costs.followed(n, rounds - 1)
-        engine.costs.timed(max(drafts), sum(r.drafted + 1 for r in requests), times.draft / rounds, (times.verify + times.commit) / rounds)
+        engine.costs.timed(max(drafts), sum(r.drafted + 1 for r in requests), times.draft / rounds, (times.verify + times.commit) / rounds,
+                           runs=n)
     if status < 0 and not any(out):
         abi.check(status)
     return out
@@ -443,7 +444,7 @@ def open_rounds(engine: Engine, runs: Sequence[tuple[Drafted, int]], drafts: Seq
     ends = np.cumsum([r.drafted + 1 for r in requests])
     logits = np.empty((int(ends[-1]), engine.n_vocab), np.float32)  # its own: rounds end at different times
     abi.check(lib.bw24_round_verify(engine._model, requests, len(runs), abi.ffi.cast("float *", abi.ffi.from_buffer(logits))))
-    engine.costs.timed(max(drafts), len(logits), drafted - started, time.perf_counter() - drafted)
+    engine.costs.timed(max(drafts), len(logits), drafted - started, time.perf_counter() - drafted, runs=len(runs))
     parts = np.split(logits, ends[:-1])
     for (run, token), request, rows in zip(runs, requests, parts, strict=True):
         run._opened(request, token, rows)
