@@ -193,8 +193,9 @@ def test_validate_tells_own_ranks_from_shuffled_ones(built: Path, tmp_path: Path
         assert own["tokens_per_round"] > (1.2 if rows == ROWS else 2) * bad["tokens_per_round"]
     assert found[ROWS // 8]["verdict"] == "BAD" and found[ROWS // 8]["high"] < 1
     assert run("validate", built / "draft.gguf", DEMO, "--prompts", few, "--limit", "24", "--repeats", "1", "-t", "1") == 0
-    said = capsys.readouterr().out
+    said, told = capsys.readouterr()
     assert said.split(":")[0] in ("GOOD", "WASH", "BAD") and "unproposable" in said and "the model's own head" in said
+    assert told.count("device: ") == 1  # both drafters over one copy of the weights
 
 
 def test_verdicts():

@@ -85,6 +85,28 @@ def test_the_text_with_a_cut_head_is_plain_decodings(cut, params: SamplingParams
             assert found == plain and stats.rounds, k
 
 
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+def test_two_drafters_over_one_copy_of_the_weights(cut, backend: str, tmp_path: Path):
+    """Turn by turn each gives the text of plain decoding and drafts as it does alone."""
+    other = write_draft(MODEL, tmp_path / "other.gguf", cut[1][:60])
+
+    def counts(e: Engine, draft=None) -> tuple[list[int], list[int]]:
+        with closing(Drafted(e, 3, SEEDED, 50 + 24, draft=draft)) as seq:
+            made = Generation(seq, None, prompt()[:50], seq.prefill(prompt()[:50], 3)[-1], SEEDED, ctx=e.ctx, limit=24)
+            assert not list(made)
+            return made.ids, [seq.stats.rounds, seq.stats.drafted, *seq.stats.accepted]
+
+    alone = []
+    for path in (cut[0], other):
+        with Engine(opened(), backend=backend, threads=2, draft=open_draft(path, opened())) as e:
+            alone.append(counts(e))
+    with closing(open_draft(other, opened(), second=True)) as second, \
+            Engine(opened(), backend=backend, threads=2, draft=open_draft(cut[0], opened()), second=second) as e:
+        for _ in range(2):
+            assert [counts(e), counts(e, e.second)] == alone
+    assert alone[0][0] == alone[1][0] and alone[0][1] != alone[1][1]
+
+
 def test_a_draw_over_ids_is_the_draw_over_the_tokens():
     """Same race, penalties, bias and filters: only the tokens that have no column are missing."""
     rng = np.random.default_rng(1)

@@ -87,7 +87,7 @@ def run(engine: Engine, prompt: Sequence[int], *, tokens: int, k: int, accept: f
     with contextlib.closing(Drafted(engine, k, SamplingParams(), len(prompt) + tokens + 32, synthetic=accept or 0.0)) as base:
         first = int(np.argmax(base.prefill(prompt)[-1]))
         for drafts, _, _ in sides:
-            reply(base, first, min(tokens, 32), drafts, Rounds())
+            reply(base, first, min(tokens, 256 if k == AUTO else 32), drafts, Rounds())  # auto: every depth that it tries has its graph then
         for pair in range(pairs):
             for drafts, samples, rounds in sides if pair % 2 == 0 else sides[::-1]:
                 samples.append(reply(base, first, tokens, drafts, rounds))
