@@ -84,9 +84,7 @@ static int cuda_open(bw24_ctx *c) {
     CuCtx *x = new CuCtx();
     cudaDeviceProp p;
     int rc = cu_check_card(x->device = c->device_index, &p);
-    int least = 0, most = 0; /* before the second stream's kernels, which have the least */
-    cudaError_t e = rc ? cudaSuccess : cudaDeviceGetStreamPriorityRange(&least, &most);
-    if (!rc && !e) e = cudaStreamCreateWithPriority(&x->q.stream, cudaStreamNonBlocking, most);
+    cudaError_t e = rc ? cudaSuccess : cudaStreamCreateWithFlags(&x->q.stream, cudaStreamNonBlocking);
     if (e) rc = open_error(e, x->device);
     if (rc) { delete x; return rc; }
     size_t total = 0;
