@@ -3,6 +3,7 @@ a library given with --library (make test-faults): ordinary tests judge no speed
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -179,6 +180,34 @@ def sides(library: Path) -> tuple[perf_ci.Side, perf_ci.Side]:
     if not ORDINARY.is_file():
         pytest.skip("no built tree")
     return perf_ci.Side(ROOT, ORDINARY), perf_ci.Side(ROOT, library)
+
+
+@pytest.mark.parametrize(("measured", "expected", "times"), [
+    ([0.9, 1.0], perf_ci.GREEN, 2), ([0.9, 0.9, 0.9], perf_ci.RED, 3), ([0.9, 0.9, 1.0], perf_ci.GREEN, 3), ([1.0], perf_ci.GREEN, 1),
+])
+def test_red_cells_are_measured_again_with_new_processes(tmp_path, monkeypatch, measured, expected, times):
+    """Twice at most, those alone; a real loss is red each time."""
+    asked = []
+
+    def measure(base, new, cells, rounds):
+        asked.append([c.kind for c in cells])
+        ratios = {c.name: measured[len(asked) - 1] if c.kind == "decode" else 1.0 for c in cells}
+        return [perf_ci.Kept(ratios, dict.fromkeys(ratios, 0.5), 0.01, None) for _ in range(5)], 5
+
+    monkeypatch.setattr(perf_ci, "measure", measure)
+    @contextlib.contextmanager
+    def running(sides, *_):
+        for side in sides:
+            side.hello = {"revision": "r", "device": "d"}
+        yield
+
+    monkeypatch.setattr(perf_ci, "running", running)
+    monkeypatch.setattr(perf_ci, "RECORD", tmp_path / "perf-ci.jsonl")
+    monkeypatch.setattr(perf_ci.Side, "acceptance", lambda self, backend: [[7, 21, 17]])
+    assert perf_ci.main(["--base", "HEAD", "--base-tree", str(ROOT)]) == expected
+    assert asked == [["prefill", "decode"], *[["decode"]] * (times - 1)]
+    rows = [json.loads(line) for line in (tmp_path / "perf-ci.jsonl").read_text().splitlines()] if expected == perf_ci.GREEN else []
+    assert all(r["again"] == times - 1 and len(r["cells"]) == 2 for r in rows) and len(rows) == (expected == perf_ci.GREEN)
 
 
 def test_acceptance_of_this_library():
