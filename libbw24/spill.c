@@ -48,7 +48,7 @@ int bw24_spill_open(bw24_model *m, const bw24_spill_params *p) {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->done, &attr);
+    for (int i = 0; i < SPILL_DOORS; i++) pthread_cond_init(&s->done[i], &attr);
     pthread_condattr_destroy(&attr);
     m->spill = s;
     return 0;
@@ -617,7 +617,7 @@ void bw_spill_free(bw_spill *s) {
     if (s->zeros) munmap(s->zeros, s->zeros_bytes);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->work);
-    pthread_cond_destroy(&s->done);
+    for (int i = 0; i < SPILL_DOORS; i++) pthread_cond_destroy(&s->done[i]);
     free(s->layers);
     free(s->step_order);
     free(s->trace);

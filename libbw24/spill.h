@@ -46,12 +46,13 @@ void bw_spill_card_time(bw_spill *s, int64_t ns); /* a step's nanoseconds in whi
 
 /* A second set of experts, in memory of the backend's own (a card's), beside the budget: filled by bw24_spill_card, changed by bw_spill_swap alone, never
  * asked of begin. bytes: of one matrix there; put: writes a matrix from its rows as the file has them to `offset` of that memory, a multiple of
- * 256, and is done with the rows when it returns; settle: everything that was put is there. pin, unpin: what makes memory of the budget fit
+ * 256, and is done with the rows when wait (NULL: when put) returns; settle: everything that was put is there. pin, unpin: what makes memory of the budget fit
  * for the device's own copies and ends that, NULL where nothing is needed; pin may refuse and is called by many threads. both: an expert of the set may
  * be in RAM as well. */
 typedef struct bw_spill_set {
     size_t (*bytes)(const bw24_model *m, const bw_type_info *t, int64_t rows, int64_t cols);
     int (*put)(bw24_model *m, int layer, int expert, int matrix, uint64_t offset, const uint8_t *raw);
+    int (*wait)(bw24_model *m);
     int (*settle)(bw24_model *m);
     bool (*pin)(bw24_model *m, void *at, size_t bytes);
     void (*unpin)(bw24_model *m, void *at);

@@ -7,6 +7,7 @@
 
 #include "spill.h"
 
+enum { SPILL_DOORS = 64 }; /* who waits for a matrix is woken by few others: waking costs more than a piece takes to read */
 enum { SPILL_PAGE = 4096, SPILL_CHUNK = 1 << 20, SPILL_READERS_MAX = 64, SPILL_FILES_MAX = 4096 };
 enum { SPILL_SPARES = 32 }; /* slots that wait for the next expert on its way to the set */
 enum spill_state { SPILL_ABSENT, SPILL_READING, SPILL_READY };
@@ -85,9 +86,10 @@ struct bw_spill {
     bool buffered, quit;
     bool abandoned;         /* readers hang in the system and may still use all of this */
     uint64_t ended, hung_at; /* pieces that ended, well or not; their number plus one when the step in hand gave up waiting */
+    int64_t ended_ns;       /* clock of the last one */
     pthread_t readers[SPILL_READERS_MAX];
     pthread_mutex_t lock;
-    pthread_cond_t work, done;
+    pthread_cond_t work, done[SPILL_DOORS]; /* done: by expert and matrix */
     spill_entry *first, *last;
 };
 

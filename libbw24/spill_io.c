@@ -157,35 +157,41 @@ static const char *reason(int rc) {
     return rc == ENODATA ? "the file ends too early (it shrank)" : rc == ESTALE ? "the file was changed while in use" : strerror(rc);
 }
 
+/* what one piece adds to the counters */
+typedef struct tally { uint64_t short_reads, fallbacks, errors; bool refused[2], ok, lost; int drive; } tally;
+
+/* under the lock */
+static void count_piece(bw_spill *s, const piece *p, const tally *t) {
+    if (t->lost) p->file->drive[1].alive = false;
+    s->c.reads++;
+    s->c.short_reads += t->short_reads;
+    s->c.errors += t->errors;
+    s->c.fallbacks += t->fallbacks;
+    if (t->ok) s->c.bytes_read += p->need;
+    if (t->ok && t->drive == 1) s->c.mirror_bytes += p->need;
+    for (int d = 0; d < 2; d++)
+        if (t->refused[d] && p->file->drive[d].direct >= 0) s->c.direct = 0;
+    s->ended++;
+    s->ended_ns = bw_spill_clock();
+}
+
 /* a piece from its drive, else from the other one, which a failing mirror is given up for. False: neither has it */
-static bool read_piece(bw_spill *s, const piece *p) {
-    uint64_t short_reads = 0, fallbacks = 0, errors = 0;
-    bool refused[2] = {false, false}, ok = false, lost = false;
+static bool read_piece(bw_spill *s, const piece *p, tally *t) {
     int rc = 0;
-    for (int k = 0; k < 2 && !ok; k++) {
+    *t = (tally){0};
+    for (int k = 0; k < 2 && !t->ok; k++) {
         int d = k ? !p->drive : p->drive;
         if (p->file->drive[d].plain < 0 || (d && !p->mirrored)) continue;
-        int mine = read_drive(p, d, &short_reads, &fallbacks, &refused[d]);
-        ok = mine == 0;
-        if (ok && k) fallbacks++;
-        if (ok) rc = d;
-        else errors++;
+        int mine = read_drive(p, d, &t->short_reads, &t->fallbacks, &t->refused[d]);
+        t->ok = mine == 0;
+        if (t->ok && k) t->fallbacks++;
+        if (t->ok) t->drive = d;
+        else t->errors++;
         if (mine && !d) rc = mine;
-        lost |= mine && d;
+        t->lost |= mine && d;
     }
-    pthread_mutex_lock(&s->lock);
-    if (lost) p->file->drive[1].alive = false;
-    s->c.reads++;
-    s->c.short_reads += short_reads;
-    s->c.errors += errors;
-    s->c.fallbacks += fallbacks;
-    if (ok) s->c.bytes_read += p->need;
-    if (ok && rc == 1) s->c.mirror_bytes += p->need;
-    for (int d = 0; d < 2; d++)
-        if (refused[d] && p->file->drive[d].direct >= 0) s->c.direct = 0;
-    pthread_mutex_unlock(&s->lock);
-    if (!ok) spill_fail(s, "%s: expected %llu bytes at offset %llu: %s", p->file->path, (unsigned long long)p->need, (unsigned long long)p->from, reason(rc));
-    return ok;
+    if (!t->ok) spill_fail(s, "%s: expected %llu bytes at offset %llu: %s", p->file->path, (unsigned long long)p->need, (unsigned long long)p->from, reason(rc));
+    return t->ok;
 }
 
 /* ---- the queue */
@@ -216,6 +222,10 @@ static spill_entry *take(bw_spill *s, piece *p, int *matrix) {
     return e;
 }
 
+static pthread_cond_t *door_of(bw_spill *s, const spill_entry *e, int matrix) {
+    return &s->done[(unsigned)(3 * e->expert + matrix) % SPILL_DOORS];
+}
+
 /* under the lock, which is let go meanwhile: the entry's bytes are there, and its memory becomes fit for the device's copies */
 static void pin_slot(bw_spill *s, spill_entry *e) {
     const uint32_t turn = e->turn;
@@ -228,7 +238,7 @@ static void pin_slot(bw_spill *s, spill_entry *e) {
     if (e->turn != turn) return; /* it was given up, and so is its memory */
     e->pinned = pinned;
     e->pending[2] = 0;
-    pthread_cond_broadcast(&s->done);
+    pthread_cond_broadcast(door_of(s, e, 2));
 }
 
 static void *reader(void *arg) {
@@ -241,12 +251,13 @@ static void *reader(void *arg) {
         int matrix;
         spill_entry *e = take(s, &p, &matrix);
         pthread_mutex_unlock(&s->lock);
-        bool ok = read_piece(s, &p);
+        tally t;
+        bool ok = read_piece(s, &p, &t);
         pthread_mutex_lock(&s->lock);
-        s->ended++;
+        count_piece(s, &p, &t);
         if (e->turn != p.turn) continue;
         if (!ok) e->failed = 1;
-        if (--e->pending[matrix] == 0) pthread_cond_broadcast(&s->done);
+        if (--e->pending[matrix] == 0) pthread_cond_broadcast(door_of(s, e, matrix));
         if (e->fresh && !e->pending[0] && !e->pending[1] && e->pending[2] == 1) pin_slot(s, e);
     }
     pthread_mutex_unlock(&s->lock);
@@ -298,23 +309,20 @@ static void unqueue(bw_spill *s, spill_entry *e) {
 
 bool spill_await(bw_spill *s, spill_entry *e, int matrix) {
     pthread_mutex_lock(&s->lock);
-    uint64_t ended = s->ended;
-    int64_t since = bw_spill_clock(), patience = bw_spill_sys.patience_ns;
+    int64_t begun = bw_spill_clock(), patience = bw_spill_sys.patience_ns;
     bool hung = false;
     while (e->pending[matrix] && !e->hung && BW_SEEDED(25, 0, 1)) {
-        if (s->ended != ended) {
-            ended = s->ended;
-            since = bw_spill_clock();
-        }
-        hung = s->hung_at == ended + 1 || bw_spill_clock() - since >= patience;
+        int64_t since = s->ended_ns > begun ? s->ended_ns : begun;
+        hung = s->hung_at == s->ended + 1 || bw_spill_clock() - since >= patience;
         if (hung) {
-            s->hung_at = ended + 1;
+            s->hung_at = s->ended + 1;
             e->hung = e->failed = 1;
             unqueue(s, e);
+            for (int i = 0; i < SPILL_DOORS; i++) pthread_cond_broadcast(&s->done[i]); /* the others need not wait as long again */
             break;
         }
         struct timespec until = {(since + patience) / 1000000000, (since + patience) % 1000000000};
-        pthread_cond_timedwait(&s->done, &s->lock, &until);
+        pthread_cond_timedwait(door_of(s, e, matrix), &s->lock, &until);
     }
     bool ok = !e->hung;
     pthread_mutex_unlock(&s->lock);

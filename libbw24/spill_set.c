@@ -103,10 +103,17 @@ static int put_expert(bw_spill *s, int layer, int expert) {
     return rc;
 }
 
+static int wait_for_puts(bw24_model *m) {
+    int (*wait)(bw24_model *) = m->ctx->backend->set->wait;
+    return wait ? wait(m) : 0;
+}
+
 int bw_spill_to_set(bw_spill *s, int layer, const int *experts, int n) {
     int rc = 0;
-    for (int i = 0; i < n && s->keeping && !rc; i++) rc = put_expert(s, layer, experts[i]);
-    return rc;
+    if (!s->keeping) return 0;
+    for (int i = 0; i < n && !rc; i++) rc = put_expert(s, layer, experts[i]);
+    int waited = wait_for_puts(s->model);
+    return rc ? rc : waited;
 }
 
 /* experts of one layer, through memory of the budget to the set */
@@ -115,9 +122,15 @@ static int pass_through(bw_spill *s, int layer, int *experts, int n) {
     s->passing = true;
     bw_spill_begin(s, layer, experts, n, 1, NULL, experts, &hits);
     for (int i = 0; i < n; i++) {
-        if (i % BW_SPILL_WAVE == 0) bw_spill_next(s, i, i + BW_SPILL_WAVE < n ? i + BW_SPILL_WAVE : n);
+        if (i % BW_SPILL_WAVE == 0) {
+            int waited = wait_for_puts(s->model);
+            rc = rc ? rc : waited;
+            bw_spill_next(s, i, i + BW_SPILL_WAVE < n ? i + BW_SPILL_WAVE : n);
+        }
         if (!rc) rc = put_expert(s, layer, experts[i]);
     }
+    int waited = wait_for_puts(s->model);
+    rc = rc ? rc : waited;
     bw_spill_end(s);
     s->passing = false;
     const char *lost = bw_spill_error(s);

@@ -4,6 +4,7 @@ stands in for the card; what the card itself computes is compared on one (kernel
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,10 @@ from bw24.placement import Situation
 from bw24.sizes import Sizes
 from bw24.source import open_model
 from bw24.tiers import Tiers
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+import spill_same  # noqa: E402
 
 IDS = [(i * 41 + 7) % 60 for i in range(48)]
 ROWS = 32  # of IDS that go in as a prompt, 16 at a time
@@ -74,6 +79,13 @@ def _with_set(model, ram: int, share: float, rng) -> Engine:
         return engine(model, ram)
     finally:
         module.Spill = kept
+
+
+@pytest.mark.parametrize(("name", "arms"), [("hy_v3", "file,mix,moving-small,card"), ("qwen35moe", "file,mix")])
+def test_a_thousand_rows_under_forced_placements(files, name, arms, capsys):
+    """Every row of logits: all experts from the file, any mix of set, RAM and file drawn anew for each token, a small set, all in the set."""
+    assert spill_same.main([str(files[name]), "--device", "cpu", "--tokens", "1000", "--only", arms]) == 0
+    assert capsys.readouterr().out.count("IDENTICAL") == len(arms.split(","))
 
 
 def test_uses_and_traces_count_the_set(files):

@@ -104,4 +104,4 @@ static int set_settle(bw24_model *m) {
     return 0;
 }
 
-const bw_spill_set cpu_set = {set_bytes_of, set_put, set_settle, NULL, NULL, false};
+const bw_spill_set cpu_set = {set_bytes_of, set_put, NULL, set_settle, NULL, NULL, false};

@@ -248,7 +248,7 @@ size_t cu_matrix_bytes(const bw_type_info *t, int64_t rows, int64_t cols);
 size_t cu_part_bytes(const bw_tensor *t);
 void cu_describe(const bw_tensor *t, CuMatrix *x);
 int cu_make_stage(bw24_model *m);
-/* pinned: the source is, and may change once this has returned */
+/* pinned: the source is, and must stay as it is until the stream has come by */
 int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src, bool pinned);
 /* split.cu. list: before its ops are resolved; layer: one of them */
 int cu_split_list(bw24_model *m, bw_list *l);

@@ -60,6 +60,17 @@ static void host_units(const bw24_model *m, const bw_tensor *t, const CuMatrix *
     for (auto &p : pool) p.join();
 }
 
+/* the file's bytes into the stage: mapped pages come from the system more slowly than the bus takes them */
+static void copy_to_stage(const bw24_model *m, uint8_t *to, const uint8_t *from, size_t bytes) {
+    size_t n = bytes >> 20;
+    if (n > (size_t)m->ctx->threads) n = (size_t)m->ctx->threads;
+    if (n > 8) n = 8;
+    std::vector<std::thread> pool;
+    for (size_t i = 1; i < n; i++) pool.emplace_back([=] { memcpy(to + bytes * i / n, from + bytes * i / n, bytes * (i + 1) / n - bytes * i / n); });
+    memcpy(to, from, n > 1 ? bytes / n : bytes);
+    for (auto &p : pool) p.join();
+}
+
 /* slices of whole tiles pass through the two halves of the stage; w: where the part's units go */
 int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *w, const uint8_t *src, bool pinned) {
     CuCtx *c = ctx_of(m);
@@ -73,14 +84,14 @@ int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *
     for (size_t at = 0; at < total && !e; at += step, c->turn ^= 1) {
         const int turn = c->turn;
         size_t n = total - at < step ? total - at : step;
-        e = cudaEventSynchronize(c->staged[turn]);
+        if (!raw || !pinned) e = cudaEventSynchronize(c->staged[turn]);
         if (!x->k) {
-            memcpy(c->stage[turn], src + at, n);
+            copy_to_stage(m, c->stage[turn], src + at, n);
             if (!e) e = cudaMemcpyAsync(w + at, c->stage[turn], n, cudaMemcpyHostToDevice, c->q.stream);
         } else if (raw) {
             size_t rows = (at + n) * 16 > (size_t)x->rows ? (size_t)x->rows - at * 16 : n * 16;
             const uint8_t *from = pinned ? src + at * 16 * row : c->stage[turn];
-            if (!pinned) memcpy(c->stage[turn], src + at * 16 * row, rows * row);
+            if (!pinned) copy_to_stage(m, c->stage[turn], src + at * 16 * row, rows * row);
             if (!e) e = cudaMemcpyAsync(c->raw[turn], from, rows * row, cudaMemcpyHostToDevice, c->q.stream);
             Queue q = c->q;
             q.pdl = false;
@@ -92,7 +103,6 @@ int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *
         }
         if (!e) e = cudaEventRecord(c->staged[turn], c->q.stream);
     }
-    for (int i = 0; i < 2 && raw && pinned && !e; i++) e = cudaEventSynchronize(c->staged[i]);
     return e ? cu_fail(m->ctx, e, t->name) : 0;
 }
 

@@ -129,6 +129,11 @@ static int set_put(bw24_model *m, int layer, int expert, int matrix, uint64_t of
     return rc ? rc : cu_fill_part(m, t, &y.m[matrix], s->set + offset, raw, bw_spill_pinned(m->spill, layer, expert));
 }
 
+static int set_wait(bw24_model *m) {
+    cudaError_t e = cudaStreamSynchronize(ctx_of(m)->q.stream);
+    return e ? cu_fail(m->ctx, e, "experts") : 0;
+}
+
 /* one area for the routes of layers whose choice the host does not wait for */
 static int make_seen(bw24_model *m, CuSplit *s) { return s->seen ? 0 : pin(m, (void **)&s->seen, s->layers.size() * s->route_floats * sizeof(float)); }
 
@@ -177,7 +182,7 @@ static void set_unpin(bw24_model *m, void *at) {
     if (cudaHostUnregister(at)) cudaGetLastError();
 }
 
-const bw_spill_set cu_set = {set_bytes, set_put, set_settle, set_pin, set_unpin, true};
+const bw_spill_set cu_set = {set_bytes, set_put, set_wait, set_settle, set_pin, set_unpin, true};
 
 /* ---- running */
 bool cu_split_waits(const bw24_model *m, const CuList *s) {

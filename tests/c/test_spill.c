@@ -323,7 +323,7 @@ static void fill_set(int type, kind_fn kind, uint64_t ram, int policy, int kept)
 static void test_card_set(void) {
     const bw_backend *own = ctx->backend;
     bw_backend stand_in = *own;
-    const bw_spill_set set = {area_bytes, area_put, area_settle, area_pin, area_unpin, true};
+    const bw_spill_set set = {area_bytes, area_put, NULL, area_settle, area_pin, area_unpin, true};
     const kind_fn kinds[TYPES] = {all_of_0, all_of_1, all_of_2, all_of_3};
     area = calloc(1, 64u << 20);
     for (int t = 0; t < TYPES; t++)
