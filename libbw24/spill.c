@@ -284,7 +284,7 @@ void spill_drop_spares(bw_spill *s) {
 static uint64_t floor_of(const bw_spill *s) { return BW_SPILL_WAVE * s->largest; }
 
 /* the budget, less where the system has little left; what is over it is given back */
-static void look_at_memory(bw_spill *s) {
+void spill_look_at_memory(bw_spill *s) {
     int64_t now = bw_spill_clock();
     if (s->checked && now - s->checked < PRESSURE_NS) return;
     s->checked = now;
@@ -299,14 +299,14 @@ static void look_at_memory(bw_spill *s) {
     }
 }
 
-/* memory for an entry; false: everything is held */
-static bool make_room(bw_spill *s, spill_entry *e) {
+/* memory for an entry; false: everything is held, or `gently` and an expert would have to go */
+static bool make_room(bw_spill *s, spill_entry *e, bool gently) {
     const bw_spill_set *set = s->model->ctx->backend->set;
     uint8_t *slot = take_spare(s, e);
     if (!slot && s->c.used + e->bytes > s->limit) spill_drop_spares(s);
     e->fresh = 0;
     while (!slot && s->c.used + e->bytes > s->limit) {
-        spill_entry *old = victim(s, e->layer);
+        spill_entry *old = gently ? NULL : victim(s, e->layer);
         if (!old) return false;
         uint64_t bytes = old->bytes;
         uint8_t *freed = vacate(s, old);
@@ -338,7 +338,7 @@ static spill_entry *step_entry(const bw_spill *s, int i) { return &s->layers[s->
 /* memory beyond the budget for an entry that a step cannot do without: when the system refuses even that, the step fails with zeros from here */
 static bool start(bw_spill *s, spill_entry *e, bool must) {
     spill_span at;
-    if (!make_room(s, e)) {
+    if (!make_room(s, e, s->passing && !must)) { /* one on its way to the set pushes none out that stays */
         if (must) spill_fail(s, "out of memory for an expert of %llu bytes", (unsigned long long)e->bytes);
         return false;
     }
@@ -369,7 +369,7 @@ void spill_note(bw_spill *s, int32_t use) {
 void bw_spill_begin(bw_spill *s, int layer, const int *active, int n, int rows, const int *uses, int *order, int *hits) {
     spill_layer *l = &s->layers[layer];
     int there = 0, absent = n;
-    look_at_memory(s);
+    spill_look_at_memory(s);
     if (layer == 0) spill_note(s, -1);
     if (layer == 0) s->hung_at = 0;
     s->step_layer = layer;
@@ -473,13 +473,14 @@ bool bw_spill_wait(bw_spill *s, int layer, int expert, int matrix, uint8_t **bas
     *base = (e->slot ? e->slot : s->zeros) + at.base;
     *raw = *base + (at.raw - at.base);
     if (!e->slot) return false;
-    if (!spill_await(s, e, matrix)) { /* not its own memory, which a late read may change */
+    bool failed;
+    if (!spill_await(s, e, matrix, &failed)) { /* not its own memory, which a late read may change */
         *base = s->zeros + at.base;
         *raw = *base + (at.raw - at.base);
         return false;
     }
-    if (e->failed) memset(*base, 0, at.into + at.span - at.base);
-    return !e->failed;
+    if (failed) memset(*base, 0, at.into + at.span - at.base);
+    return !failed;
 }
 
 void bw_spill_time(bw_spill *s, int64_t wait_ns, int64_t compute_ns) {
@@ -554,7 +555,7 @@ int bw24_spill_warm(bw24_model *m, const int32_t *pairs, int32_t n) {
     bw24_spill_counts before = s->c;
     s->trace_cap = 0;
     s->checked = 0;
-    look_at_memory(s);
+    spill_look_at_memory(s);
     int rc = warm_all(s, pairs, n, batch, &loaded);
     free(batch);
     s->trace_cap = trace;

@@ -99,11 +99,13 @@ void spill_read(bw_spill *s, spill_entry *e);
 /* the set's lists: what was put there at first, what a step used */
 void spill_set_add(spill_layer *l, int expert);
 void spill_set_touch(spill_layer *l, int expert);
-/* waits for a matrix of an entry; false: no read has ended for as long as is waited, and the entry's will not be waited for again */
-bool spill_await(bw_spill *s, spill_entry *e, int matrix);
+/* Waits for a matrix of an entry; failed: it, or another of the entry, could not be read. False: no read has ended for as long as is waited, and the
+ * entry's will not be waited for again. */
+bool spill_await(bw_spill *s, spill_entry *e, int matrix, bool *failed);
 /* takes the entry's memory from it and gives it back */
 void spill_drop(bw_spill *s, spill_entry *e);
 void spill_drop_spares(bw_spill *s);
+void spill_look_at_memory(bw_spill *s); /* the limit, ten times a second; what is over it is given back */
 void spill_note(bw_spill *s, int32_t use); /* into the trace */
 void spill_fail(bw_spill *s, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* keeps the first; takes the lock */
 void spill_close_files(bw_spill *s); /* ends the readers first */

@@ -307,7 +307,7 @@ static void unqueue(bw_spill *s, spill_entry *e) {
     }
 }
 
-bool spill_await(bw_spill *s, spill_entry *e, int matrix) {
+bool spill_await(bw_spill *s, spill_entry *e, int matrix, bool *failed) {
     pthread_mutex_lock(&s->lock);
     int64_t begun = bw_spill_clock(), patience = bw_spill_sys.patience_ns;
     bool hung = false;
@@ -325,6 +325,7 @@ bool spill_await(bw_spill *s, spill_entry *e, int matrix) {
         pthread_cond_timedwait(door_of(s, e, matrix), &s->lock, &until);
     }
     bool ok = !e->hung;
+    *failed = e->failed;
     pthread_mutex_unlock(&s->lock);
     spill_span at;
     spill_span_of(s, e, matrix, &at);

@@ -7,6 +7,9 @@
 #include "spill_impl.h"
 
 enum { SET_ALIGN = 256 };
+/* An expert that leaves the set and is not in RAM is read again when it is used, which takes 10 to 20 times what the newcomer gains by a use: it goes only
+ * to one that was used so many times as often, and so many times more. */
+enum { LOST_TIMES = 4, LOST_USES = 8 };
 
 const uint8_t *bw_spill_in_set(const bw_spill *s, int layer) { return s->layers[layer].in_set; }
 uint64_t bw_spill_set_bytes(const bw_spill *s) { return s->set_room; }
@@ -64,9 +67,11 @@ static bool same_room(const bw_spill *s, const spill_layer *l, int a, int b) {
 bool bw_spill_swap(bw_spill *s, int layer, int expert, const int *uses) {
     spill_layer *l = &s->layers[layer];
     if (s->policy == BW24_POLICY_FROZEN || l->in_set[expert]) return false;
-    for (int pass = 0; pass < 4; pass++) /* those that RAM has as well first: the others would have to be read again */
+    for (int pass = 0; pass < 4; pass++) /* those that RAM has as well first */
         for (int old = l->set_tail[pass & 1]; old >= 0; old = l->place[old].prev) {
-            if (uses[old] || !same_room(s, l, old, expert) || (pass < 2 && l->entries[old].state != SPILL_READY)) continue;
+            bool kept = l->entries[old].state == SPILL_READY;
+            if (uses[old] || !same_room(s, l, old, expert) || (pass < 2 && !kept)) continue;
+            if (!kept && l->entries[expert].uses < LOST_TIMES * l->entries[old].uses + LOST_USES) continue;
             take_out(l, old);
             l->place[old].list = -1;
             put_first(l, expert, 0);
@@ -138,7 +143,8 @@ static int pass_through(bw_spill *s, int layer, int *experts, int n) {
 }
 
 /* the same, and they stay in RAM where `keep` allows; those that the file lacks are left out before */
-static int fill_batch(bw_spill *s, int layer, int *experts, int n, bool keep) {
+static int fill_part(bw_spill *s, int layer, int *experts, int n, bool keep) {
+    if (!n) return 0;
     for (int i = 0; i < n; i++)
         if (s->layers[layer].entries[experts[i]].state == SPILL_READY) spill_drop(s, &s->layers[layer].entries[experts[i]]);
     s->keeping = keep;
@@ -180,22 +186,19 @@ static int gather(bw_spill *s, const int32_t *pairs, int n, int *batch, int *tak
     return count;
 }
 
-/* Bytes that RAM may hold after experts have passed to the set and stayed: its limit less those that are neither in the set nor among the pairs, which
- * have nowhere else to be. */
-static uint64_t keep_room(const bw_spill *s, const int32_t *pairs, int n) {
+/* The share of the pairs that may stay in RAM after they have passed to the set: of its limit what is left by those that are neither in the set nor
+ * among the pairs, which have nowhere else to be. */
+static double share_to_keep(const bw_spill *s, const int32_t *pairs, int n) {
     if (s->policy == BW24_POLICY_FROZEN || !s->model->ctx->backend->set->both) return 0;
     uint64_t outside = 0, passing = 0;
     for (int i = 0; i < s->n_layers; i++)
         for (int e = 0; e < s->layers[i].experts; e++) outside += s->layers[i].in_set[e] ? 0 : s->layers[i].entries[e].bytes;
     for (int i = 0; i < n; i++) passing += s->layers[pairs[2 * i]].in_set[pairs[2 * i + 1]] ? 0 : s->layers[pairs[2 * i]].entries[pairs[2 * i + 1]].bytes;
     outside -= passing < outside ? passing : outside;
-    return s->limit > outside ? s->limit - outside : 0;
-}
-
-static uint64_t bytes_of(const bw_spill *s, int layer, const int *experts, int n) {
-    uint64_t sum = 0;
-    for (int i = 0; i < n; i++) sum += s->layers[layer].entries[experts[i]].bytes;
-    return sum;
+    if (!passing || s->limit >= outside + s->c.used + passing) return 1;
+    const uint64_t way = BW_SPILL_WAVE * s->largest; /* the others pass through */
+    if (outside < way) outside = way;
+    return s->limit > outside + s->c.used ? (double)(s->limit - outside - s->c.used) / (double)passing : 0;
 }
 
 int bw24_spill_card(bw24_model *m, const int32_t *pairs, int32_t n) {
@@ -210,11 +213,14 @@ int bw24_spill_card(bw24_model *m, const int32_t *pairs, int32_t n) {
     bw24_spill_counts before = s->c;
     s->trace_cap = 0;
     s->checked = 0;
+    spill_look_at_memory(s);
     bool full = false;
-    for (int i = 0, taken, count; i < n && !full && !rc; i += taken) {
-        count = gather(s, pairs + 2 * i, n - i, batch, &taken, &full);
-        const int layer = pairs[2 * i];
-        if (count) rc = fill_batch(s, layer, batch, count, s->c.used + bytes_of(s, layer, batch, count) <= keep_room(s, pairs, n));
+    double share = share_to_keep(s, pairs, n), owed = 0; /* alike in all layers */
+    for (int i = 0, taken; i < n && !full && !rc; i += taken) {
+        int count = gather(s, pairs + 2 * i, n - i, batch, &taken, &full), kept = (int)((owed += share * count) + 1e-6);
+        owed -= kept;
+        rc = fill_part(s, pairs[2 * i], batch, kept, true);
+        if (!rc) rc = fill_part(s, pairs[2 * i], batch + kept, count - kept, false);
     }
     spill_drop_spares(s);
     int settled = m->ctx->backend->set->settle(m);

@@ -142,7 +142,8 @@ def predicted(args: argparse.Namespace, run: dict[str, Any], threads: int) -> di
             found = rates(ctx)
         disk, direct = tier_plan.disk_rate([args.file], 8, 0.3)
     vram, pcie = found["read_gbps"] * 1e9, found["to_device_gbps"] * 1e9
-    r = tier_plan.Rates(cpu, disk, pcie, vram, shape.layers * tier_plan.LAYER_US / 1e3 + shape.rest / vram * 1e3)
+    ms = shape.layers * tier_plan.LAYER_US / 1e3 + shape.rest / vram * 1e3
+    r = tier_plan.Rates(cpu, disk, pcie, vram, ms, tier_plan.pack_rate(threads))
     measured = tier_plan.Hits(run["v"], run["r"], 1.0)
     out: dict[str, Any] = {"rates_gbps": {"cpu": cpu / 1e9, "disk": disk / 1e9, "pcie": pcie / 1e9, "vram": vram / 1e9}, "disk_direct": direct}
     for name, h in (("at_measured_hits", measured), ("at_planned_hits", tier_plan.hits(shape, args.vram, args.ram or 1 << 60))):
@@ -172,7 +173,8 @@ def measure(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     good = [row for row in first if "decode" in row]
     best = {key: max(good, key=lambda row: max(row[key]))["flags"] for key in CELLS} if good else {CELLS[0]: args.flags[0], CELLS[1]: args.flags[-1]}
     ours, theirs, turns, starts = Ours(argv), [], [], []
-    for flags in [None, *sorted(set(best.values())), None]:
+    facts = ours.facts
+    for flags in [None, *sorted(set(best.values())), *([] if args.once else [None])]:
         if flags:
             if args.apart and ours:
                 starts.append(ours.close())
@@ -184,22 +186,23 @@ def measure(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
         for _ in range(args.rounds):
             turns.append(ours.turn())
             print("bw24", json.dumps(turns[-1]), flush=True)
-    starts.append(ours.close())
+    if ours:
+        starts.append(ours.close())
     print("starts", starts, flush=True)
     out: dict[str, Any] = {"file": args.file.name, "file_bytes": args.file.stat().st_size, "vram": args.vram, "ram": args.ram,
-                           "prompt": args.prompt, "tokens": args.tokens, "bw24": ours.facts | {"starts": starts, "turns": turns},
+                           "prompt": args.prompt, "tokens": args.tokens, "bw24": facts | {"starts": starts, "turns": turns},
                            "llama.cpp": {"tried": first, "best": best, "turns": theirs}}
     for key in CELLS:
         own, their = [t[key] for t in turns], next(row for row in theirs if row["flags"] == best[key])
         out[key] = {"bw24": round(statistics.median(own), 2), "llama.cpp": round(statistics.median(their[key]), 2), "flags": best[key],
                     "least": round(min(own) / max(their[key]), 3), "most": round(max(own) / min(their[key]), 3),
-                    "mib": [ours.facts["device_mib_with_context"], their["device_mib_with_context"]]}
+                    "mib": [facts["device_mib_with_context"], their["device_mib_with_context"]]}
         out[key]["ratio"] = round(out[key]["bw24"] / out[key]["llama.cpp"], 3)
         print(key, json.dumps(out[key]), flush=True)
     last = {k: median(turns, k) for k in ("v", "bus", "r", "cpu", "card", "disk", "ms", "swaps", "device_mib", "peak_mib", "decode")}
     out["breakdown"] = last
     print("breakdown", json.dumps(last), flush=True)
-    out["predicted"] = predicted(args, last, ours.facts["threads"])
+    out["predicted"] = predicted(args, last, facts["threads"])
     for name in ("at_measured_hits", "at_planned_hits"):
         out["predicted"][name]["of_measured"] = round(out["predicted"][name]["decode"] / last["decode"], 3)
     print("predicted", json.dumps(out["predicted"]), flush=True)
@@ -224,6 +227,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
                              "the last for decode")
     parser.add_argument("--apart", action="store_true",
                         help="ours is not kept loaded beside the peer, but loaded again: for a machine whose memory does not hold both")
+    parser.add_argument("--once", action="store_true", help="ours before the peer alone")
     parser.add_argument("--record", type=Path, help="append a row to this JSONL file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -1,9 +1,11 @@
 /* Spilled experts in the form that the kernels read: packing in place, and reading ahead. Owns the order of tiles that makes packing in place safe; the
  * bytes come from spill.h. */
-#define _GNU_SOURCE /* MAP_ANONYMOUS */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, usleep */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "state.h"
 
@@ -27,15 +29,38 @@ void cpu_unpack_spilled(cpu_mat *mat, bool pack, uint8_t *base, uint8_t *raw, ui
     }
 }
 
-typedef struct warm_job { bw24_model *m; int layer; const int *experts; int n; uint8_t **tiles; } warm_job;
+typedef struct warm_job {
+    bw24_model *m;
+    int layer;
+    const int *experts;
+    int n;
+    uint8_t **tiles;
+    atomic_int next, put; /* matrices taken, in the order in which they are read; experts that the set has got */
+    int rc;               /* of putting them there */
+} warm_job;
+enum { PUT_TOGETHER = 4 }; /* experts between two waits for the set */
+
+/* the caller's thread alone: what is on its way to the set goes there before it is packed */
+static void put_all(warm_job *j) {
+    for (int at = 0; at < j->n; at += PUT_TOGETHER) {
+        int n = at + PUT_TOGETHER < j->n ? PUT_TOGETHER : j->n - at;
+        if (!j->rc) j->rc = bw_spill_to_set(j->m->spill, j->layer, j->experts + at, n);
+        atomic_store(&j->put, at + n);
+    }
+}
+
 static void warm_part(void *arg, int tid, int threads) {
-    const warm_job *j = arg;
+    warm_job *j = arg;
     cpu_mat *mats = ((cpu_weights *)j->m->priv)->spilled[j->layer];
-    for (int i = tid; i < 3 * j->n; i += threads) {
+    (void)threads;
+    if (tid == 0) put_all(j);
+    for (int i; (i = atomic_fetch_add(&j->next, 1)) < 3 * j->n;) {
         uint8_t *base, *raw;
         cpu_mat *mat = &mats[3 * j->experts[i / 3] + i % 3];
         bool pack = cpu_spill_room(j->m, mat->type, mat->rows, mat->cols) > 0;
-        if (bw_spill_wait(j->m->spill, j->layer, j->experts[i / 3], i % 3, &base, &raw)) cpu_unpack_spilled(mat, pack, base, raw, j->tiles[tid]);
+        bool there = bw_spill_wait(j->m->spill, j->layer, j->experts[i / 3], i % 3, &base, &raw);
+        while (atomic_load(&j->put) <= i / 3) usleep(20);
+        if (there) cpu_unpack_spilled(mat, pack, base, raw, j->tiles[tid]);
     }
 }
 
@@ -59,13 +84,13 @@ int cpu_warm(bw24_model *m, int layer, const int *experts, int n) {
         if (!(tiles[t] = malloc(bytes))) rc = BW24_E_MEMORY;
     if (!order || !tiles || rc) rc = bw_fail(BW24_E_MEMORY, "out of memory for reading experts ahead");
     if (!rc) bw_spill_begin(m->spill, layer, experts, n, 1, NULL, order, &hits);
-    for (int at = hits, to; !rc && at < n; at = to) { /* as many at once as have memory already: a matrix is one thread's */
-        int begun = bw_spill_begun(m->spill), most = at + threads < begun ? at + threads : begun;
-        to = at + BW_SPILL_WAVE < most ? most : at + BW_SPILL_WAVE < n ? at + BW_SPILL_WAVE : n;
-        warm_job job = {m, layer, order + at, to - at, tiles};
+    for (int at = hits, to; !rc && at < n; at = to) { /* as many at once as have memory already */
+        int begun = bw_spill_begun(m->spill);
+        to = at + BW_SPILL_WAVE < begun ? begun : at + BW_SPILL_WAVE < n ? at + BW_SPILL_WAVE : n;
+        warm_job job = {.m = m, .layer = layer, .experts = order + at, .n = to - at, .tiles = tiles, .rc = put};
         bw_spill_next(m->spill, at, to);
-        if (!put) put = bw_spill_to_set(m->spill, layer, job.experts, job.n);
         cpu_pool_run(pool, warm_part, &job);
+        put = job.rc;
     }
     if (!rc) bw_spill_end(m->spill);
     for (int t = 0; tiles && t < threads; t++) free(tiles[t]);

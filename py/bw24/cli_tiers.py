@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,7 @@ def measured(model: Model, args: argparse.Namespace, shape: Shape, given: dict[s
     if "gpu_ms" not in rates:  # the other weights are read once a token
         card = shape.layers * tier_plan.LAYER_US / 1e3 if "vram" in rates else 0.0
         rates["gpu_ms"] = card + shape.rest / rates.get("vram", rates["cpu"]) * 1e3
-    return tier_plan.Rates(**rates)
+    return tier_plan.Rates(**rates, pack=tier_plan.pack_rate(args.threads or os.cpu_count() or 1))
 
 
 def on_card_beside(model: Model, vram: int | None) -> int:

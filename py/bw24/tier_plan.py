@@ -29,19 +29,22 @@ PROBE_SECONDS = 0.6  # of each part of the probe
 LAYER_US, SPLIT_US = 45.0, 90.0
 # share of its rate over one large matrix that a processor reaches over the few experts of a layer beside a card: its threads are woken and meet four
 # times a layer, and the bus reads the same memory
-CPU_DIVIDED = 0.65
+CPU_DIVIDED = 0.6
+PACK, PACKERS = 1.2e9, 3  # bytes a second of one thread that packs what was read, a matrix each: the expert waits for it as for the disk
 BUS_US, BUS_BESIDE = 60.0, 0.85  # microseconds of a layer that takes experts over the bus; share of its rate beside a processor that reads memory
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second: cpu (expert weights through the processor's kernels), disk, pcie, vram; gpu_ms: milliseconds a token beside the experts."""
+    """Bytes a second: cpu (expert weights through the processor's kernels), disk, pcie, vram, pack (of experts that were read; 0: not counted);
+    gpu_ms: milliseconds a token beside the experts."""
 
     cpu: float = 0.0
     disk: float = 0.0
     pcie: float = 0.0
     vram: float = 0.0
     gpu_ms: float = 0.0
+    pack: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,13 @@ def cost(shape: Shape, h: Hits, rates: Rates) -> Cost:
     card = shape.visits * h.vram * shape.expert / rates.vram * 1e3 if rates.vram else 0.0
     split = h.divided * shape.layers * SPLIT_US / 1e3 if rates.vram else 0.0
     own = (missing - bus) / processor(h, rates) * 1e3 if missing else 0.0
-    return Cost(rates.gpu_ms + split, own, read / rates.disk * 1e3 if read > 0 else 0.0, card)
+    packed = read / rates.pack * 1e3 if rates.pack else 0.0
+    return Cost(rates.gpu_ms + split, own, read / rates.disk * 1e3 + packed if read > 0 else 0.0, card)
+
+
+def pack_rate(threads: int) -> float:
+    """Bytes a second of an expert's matrices being packed."""
+    return PACK * min(PACKERS, max(1, threads))
 
 
 def over_bus(shape: Shape, h: Hits, rates: Rates) -> float:
