@@ -12,7 +12,7 @@ import pytest
 from test_cuda_emulated import BARRIERS, CU, END, ROOT, between, compiled, emulated
 
 SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm", "op_router",
-           "bf16", "op_gemm_wgmma", "op_gemm_fast")
+           "bf16", "op_gemm_wgmma", "op_gemm_groups", "op_gemm_fast")
 PRODUCTS = """template <bool UNSIGNED = false>
 inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
@@ -30,6 +30,12 @@ inline void wg_mma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) { emu:
 template <int N> inline void wg_wait() {}
 inline uint32_t bf16_times(uint32_t a, uint32_t b) { return emu::bf16_times(a, b); }
 """
+WARP_GROUPS_F16 = """template <bool FIRST>
+inline void wg_mma64(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) { emu::wg_mma64(&d[0][0], a, b, FIRST); }
+inline uint64_t wg_further(uint64_t rows, int bytes) { return rows + bytes; }
+inline void wg_held(float (&)[8][4]) {}
+inline uint32_t halves_less(uint32_t v, uint32_t zero) { return emu::halves_less(v, zero); }
+"""
 
 
 
@@ -41,6 +47,8 @@ def source(name: str) -> str:
         text = re.sub(r"extern __shared__[^;]*?(\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emu::shared;", text)
         if name == "op_gemm_wgmma":
             text = between(text, "template <int N> __device__ __forceinline__ void wg_wait", "/* ---- activations", WARP_GROUPS)
+        if name == "op_gemm_groups":
+            text = between(text, "/* d [64 outputs][64 rows]", "__device__ __forceinline__ uint32_t signed_pair", WARP_GROUPS_F16)
         return text.replace('"../route.h"', f'"{ROOT / "libbw24" / "route.h"}"')
     text = (CU / f"{name}.cuh").read_text(encoding="utf-8")
     if name == "unit":
@@ -71,7 +79,7 @@ def test_linear_of_the_fast_class_is_close(program):
 def test_linear_of_many_rows_has_the_plain_loops_bits(program):
     done = subprocess.run([str(program), "6"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("PASS") == 5
+    assert done.stdout.count("PASS") == 19
 
 
 @pytest.mark.parametrize("case", range(5))

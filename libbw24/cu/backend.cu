@@ -90,7 +90,7 @@ static int cuda_open(bw24_ctx *c) {
     size_t total = 0;
     if (cudaMemGetInfo(&x->room, &total)) cudaGetLastError();
     x->q.pdl = p.major >= 9;
-    x->q.warp_groups = p.major == 9 && p.minor == 0;
+    x->q.warp_groups = has_warp_groups(p.major, p.minor);
     x->q.sms = p.multiProcessorCount;
     x->q.shared_max = (int)p.sharedMemPerBlockOptin;
     snprintf(c->isa_name, sizeof c->isa_name, "sm_%d%d", p.major, p.minor);
@@ -417,8 +417,8 @@ static int quant_input(const bw_list *l, const CuStep &c) {
 static int make_acts(bw24_model *m, bw_list *l, int buf, const char *what) {
     CuList *s = list_of(l);
     size_t rows = ((size_t)m->max_rows + 127) / 128 * 128, w = (size_t)l->bufs[buf].width;
-    const size_t fast = m->ctx->fast_prefill ? fast_acts_bytes(rows, w) : 0; /* behind the exact form: gemm_fast */
-    return s->acts[(size_t)buf] ? 0 : cu_model_alloc(m, (void **)&s->acts[(size_t)buf], rows * w + rows * (w / 32) * 12 + fast, what);
+    const size_t wide = gemm_acts_bytes(ctx_of(m)->q.warp_groups, m->ctx->fast_prefill, rows, w); /* behind the quantised form */
+    return s->acts[(size_t)buf] ? 0 : cu_model_alloc(m, (void **)&s->acts[(size_t)buf], rows * w + rows * (w / 32) * 12 + wide, what);
 }
 
 /* which buffers need a quantised form, and which producers should make it */

@@ -68,15 +68,16 @@ static bool takes_fast(const Pass &p, const LinearKernels *k, int n) { return p.
 
 /* parts over one input; many rows go to the GEMM, or in eights where it does not fit the card */
 static void run_parts(Pass &p, const LinearKernels *k, LinearArgs a, bool glu, int n) {
+    const size_t cap = ((size_t)p.m->max_rows + 127) / 128 * 128;
+    uint8_t *acts = (uint8_t *)a.x.q + cap * (size_t)(a.x.cols + a.x.cols / 32 * 12); /* behind the quantised form */
     if (!glu && takes_fast(p, k, n)) {
-        const size_t cap = ((size_t)p.m->max_rows + 127) / 128 * 128;
         a.rows = n;
-        gemm_fast(*p.q, k, a, (uint8_t *)a.x.q + cap * (size_t)(a.x.cols + a.x.cols / 32 * 12));
+        gemm_fast(*p.q, k, a, acts);
         return;
     }
     if (n > SMALL_ROWS && !glu && k->gemm_fits(*p.q)) {
         a.rows = n;
-        k->gemm(*p.q, a);
+        k->gemm(*p.q, a, acts);
         return;
     }
     Acts x = a.x, xo = a.xo;

@@ -4,7 +4,15 @@
 
 namespace bw {
 
-size_t fast_acts_bytes(size_t rows, size_t cols) { return (rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD * ((cols + 127) / 128 * 128) * 2; }
+size_t gemm_acts_bytes(bool warp_groups, bool fast, size_t rows, size_t cols) {
+    const size_t padded = (rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD, stages = (cols + 127) / 128 * 2;
+    const size_t bf16 = fast ? padded * stages * 128 : 0, codes = warp_groups ? (rows + GG_ROWS - 1) / GG_ROWS * stages * GG_STAGE : 0;
+    return bf16 > codes ? bf16 : codes;
+}
+
+void gemm_codes(Queue &q, const Acts &x, uint8_t *acts) {
+    launch(q, k_fast_acts, dim3((unsigned)((x.cols + 127) / 128 * 2 + 7) / 8, (unsigned)(x.ld / 8)), 256, 0, x, acts, 0, true);
+}
 
 /* what a block has */
 struct FastShape { int outs, rows, threads; size_t bytes; };
@@ -35,7 +43,7 @@ void gemm_fast(Queue &q, const LinearKernels *k, const LinearArgs &a, uint8_t *a
     const int padded = (a.rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD, groups = (a.x.cols + 127) / 128 * 4, unit = unit_of(k), per_warp = q.warp_groups ? 2 : 1;
     const FastShape s = units[unit].shape(q);
     const int rows = q.warp_groups ? a.x.ld : padded;
-    launch(q, k_fast_acts, dim3((unsigned)((groups + 8 * per_warp - 1) / (8 * per_warp)), (unsigned)(rows / 8)), 256, 0, a.x, acts, padded);
+    launch(q, k_fast_acts, dim3((unsigned)((groups + 8 * per_warp - 1) / (8 * per_warp)), (unsigned)(rows / 8)), 256, 0, a.x, acts, padded, false);
     int tiles = 0;
     for (int i = 0; i < a.n_parts; i++) tiles += (a.part[i].n + s.outs - 1) / s.outs;
     launch(q, k_linear_fast, dim3((unsigned)((a.rows + s.rows - 1) / s.rows), (unsigned)tiles), s.threads, s.bytes, unit, a, (const uint8_t *)acts, padded);

@@ -1,4 +1,4 @@
-/* LINEAR of many rows in the numeric class `fast`. Host side; knows no list. */
+/* LINEAR of many rows in the numeric class `fast`, and activations for the GEMMs of both classes. Host side; knows no list. */
 #ifndef BW24_CU_GEMM_FAST_H
 #define BW24_CU_GEMM_FAST_H
 
@@ -9,8 +9,10 @@ namespace bw {
 /* fewer rows take the exact program, as ATTEND of the class does */
 enum { FAST_LEAST_ROWS = 33 };
 
-/* bytes of the bf16 activations of `rows` rows */
-size_t fast_acts_bytes(size_t rows, size_t cols);
+/* bytes of the bf16 activations of `rows` rows, or of the f16 ones that the exact GEMM of warp groups reads */
+size_t gemm_acts_bytes(bool warp_groups, bool fast, size_t rows, size_t cols);
+/* the codes of x as f16, with scales and sums: op_gemm_groups.cuh */
+void gemm_codes(Queue &q, const Acts &x, uint8_t *acts);
 /* kernels of these units exist in the class and fit the card */
 bool gemm_fast_fits(const Queue &q, const LinearKernels *k);
 /* a.rows rows of a.x through `acts`, then the parts; gemm_fast_fits(q, k) */

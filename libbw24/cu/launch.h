@@ -19,6 +19,8 @@ struct Queue {
     cudaError_t error;
 };
 
+inline bool has_warp_groups(int major, int minor) { return major == 9 && minor == 0; }
+
 enum { SHARED_LEAST = 99 * 1024 }; /* bytes that a block may ask for on the smallest supported cards */
 
 /* the fewest equal chunks of the heads that share a KV head with at most n in each */
@@ -53,7 +55,7 @@ struct LinearKernels {
     bool (*gemm_fits)(const Queue &q);
     bool (*takes_norm)(const Queue &q, int segs);      /* `small` of one row can do the NORM before it (LinearArgs.norm) */
     void (*small)(Queue &q, const LinearArgs &a, bool glu); /* rows <= 8 */
-    void (*gemm)(Queue &q, const LinearArgs &a);       /* any rows; acts padded to 128 rows */
+    void (*gemm)(Queue &q, const LinearArgs &a, uint8_t *acts); /* any rows, a.x padded to 128; acts: gemm_acts_bytes */
     void (*embed)(Queue &q, const EmbedArgs &a, const StepRows &s);
     void (*pack)(Queue &q, const PackArgs &a);         /* NULL: the host makes the units */
     void (*lift)(Queue &q, const LiftArgs &a);         /* where there is pack: from backend cpu's packed form */

@@ -3,7 +3,8 @@
 #define BW24_CU_LINEAR_KERNELS_CUH
 
 #include "launch.h"
-#include "op_gemm.cuh"
+#include "gemm_fast.h"
+#include "op_gemm_groups.cuh"
 #include "op_linear_one.cuh"
 
 namespace bw {
@@ -86,12 +87,17 @@ template <class U, bool MANY> void linear_small(Queue &q, const LinearArgs &a, b
     else small_rows<U, false, MANY>(q, a);
 }
 
-template <class U> size_t gemm_bytes(const Queue &q) { return gemm_stages(q.shared_max) == 3 ? sizeof(GemmShared<U, 3>) : sizeof(GemmShared<U, 2>); }
+template <class U> bool group_shape(const Queue &q) { return q.warp_groups && by_groups<U>; }
+template <class U> size_t gemm_bytes(const Queue &q) {
+    if (group_shape<U>(q)) return sizeof(GroupShared<U>);
+    return gemm_stages(q.shared_max) == 3 ? sizeof(GemmShared<U, 3>) : sizeof(GemmShared<U, 2>);
+}
 template <class U> bool gemm_fits(const Queue &q) { return gemm_bytes<U>(q) <= (size_t)q.shared_max; }
-template <class U> void linear_gemm(Queue &q, const LinearArgs &a) {
+template <class U> void linear_gemm(Queue &q, const LinearArgs &a, uint8_t *acts) {
     int tiles = 0;
+    if (group_shape<U>(q)) gemm_codes(q, a.x, acts);
     for (int i = 0; i < a.n_parts; i++) tiles += (a.part[i].n + 127) / 128;
-    launch(q, k_linear_gemm<U>, dim3((unsigned)((a.rows + 127) / 128), (unsigned)tiles), 256, gemm_bytes<U>(q), a);
+    launch(q, k_linear_gemm<U>, dim3((unsigned)((a.rows + 127) / 128), (unsigned)tiles), group_shape<U>(q) ? GG_THREADS : 256, gemm_bytes<U>(q), a, (const uint8_t *)acts);
 }
 template <class U> void linear_embed(Queue &q, const EmbedArgs &a, const StepRows &s) { launch(q, k_embed<U>, dim3((unsigned)s.n), 256, 0, a, s); }
 template <class U> void linear_pack(Queue &q, const PackArgs &a) {

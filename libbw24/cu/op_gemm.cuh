@@ -213,7 +213,8 @@ constexpr int GEMM_STAGES = 2;
 constexpr int GEMM_STAGES = 3;
 #endif
 
-template <class U> __global__ void __launch_bounds__(256, 1) k_linear_gemm(LinearArgs a) {
+/* x: blocks of 128 rows, y: tiles of 128 outputs; 256 threads */
+template <class U> __device__ __forceinline__ void gemm_block(const LinearArgs &a) {
     constexpr int STAGES = GEMM_STAGES;
     extern __shared__ __align__(16) uint8_t raw[];
     GemmShared<U, STAGES> &sh = *(GemmShared<U, STAGES> *)raw;

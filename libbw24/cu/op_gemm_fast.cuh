@@ -9,7 +9,7 @@
 #define BW24_CU_OP_GEMM_FAST_CUH
 
 #include "bf16.cuh"
-#include "op_gemm_wgmma.cuh"
+#include "op_gemm_groups.cuh"
 
 namespace bw {
 
@@ -144,8 +144,8 @@ enum { FAST_Q4_0, FAST_Q4_K, FAST_NVFP4, FAST_Q8_0, FAST_Q6_K, FAST_IQ4_XS, FAST
 /* x: blocks of rows, y: tiles of 128 outputs; acts: the bf16 activations, of `padded` rows */
 template <class U> __device__ __forceinline__ void fast_gemm(const LinearArgs &a, const uint8_t *acts, int padded) {
     typedef FastGemmShared<U, FAST_ROWS> Sh;
-    extern __shared__ __align__(1024) uint8_t raw[];
-    Sh &sh = *(Sh *)raw;
+    extern __shared__ __align__(1024) uint8_t rings[];
+    Sh &sh = *(Sh *)rings;
     int tile_y = blockIdx.y, k_part = 0;
     while (k_part + 1 < a.n_parts && tile_y >= (a.part[k_part].n + 127) / 128) tile_y -= (a.part[k_part++].n + 127) / 128;
     const LinearPart &part = a.part[k_part];
@@ -177,17 +177,12 @@ template <class U> __device__ __forceinline__ void fast_gemm(const LinearArgs &a
             }
 }
 
-/* ---- the kernels; sm_90a has instructions of its own for warp groups */
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define BW_WARP_GROUPS 1
-#else
-#define BW_WARP_GROUPS 0
-#endif
-
-static __global__ void __launch_bounds__(256) k_fast_acts(Acts a, uint8_t *to, int padded) {
+/* ---- the kernels */
+static __global__ void __launch_bounds__(256) k_fast_acts(Acts a, uint8_t *to, int padded, bool codes) {
     pdl_trigger();
     pdl_wait();
-    if (BW_WARP_GROUPS) wg_acts(a, to, padded);
+    if (BW_WARP_GROUPS && codes) group_acts(a, to);
+    else if (BW_WARP_GROUPS) wg_acts(a, to, padded);
     else fast_acts(a, (uint4 *)to, padded / 8);
 }
 

@@ -11,6 +11,12 @@
 #include "bf16.cuh"
 #include "op_gemm.cuh"
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) /* sm_90a has instructions of its own for warp groups */
+#define BW_WARP_GROUPS 1
+#else
+#define BW_WARP_GROUPS 0
+#endif
+
 namespace bw {
 
 constexpr int WG_OUTS = 256, WG_ROWS = 128, WG_TILES = WG_OUTS / 16, WG_THREADS = 384, WG_ACT_SLOTS = 4, WG_SLOTS = 3;
@@ -176,8 +182,8 @@ template <class U> struct WgWeights {
 
 /* x: blocks of rows, y: tiles of 256 outputs; acts: the bf16 activations, of `padded` rows */
 template <class U> __device__ __forceinline__ void wg_gemm(const LinearArgs &a, const uint8_t *acts, int padded) {
-    extern __shared__ __align__(1024) uint8_t raw[];
-    WgShared<U> &sh = *(WgShared<U> *)raw;
+    extern __shared__ __align__(1024) uint8_t rings[];
+    WgShared<U> &sh = *(WgShared<U> *)rings;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, halves = (a.x.cols + 127) / 128;
     int tile_y = blockIdx.y, k_part = 0;
     while (k_part + 1 < a.n_parts && tile_y >= (a.part[k_part].n + WG_OUTS - 1) / WG_OUTS) tile_y -= (a.part[k_part++].n + WG_OUTS - 1) / WG_OUTS;

@@ -111,12 +111,22 @@ static uint64_t chunks(const bw24_model *m) {
     return granted(most);
 }
 
+/* whether the card, where there is one, has matrix instructions of warp groups: the context of a prediction has not opened it */
+static bool warp_groups(const bw24_model *m) {
+    const int card = m->ctx->device_index;
+    int major = 0, minor = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card) || cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card))
+        cudaGetLastError();
+    return has_warp_groups(major, minor);
+}
+
 static uint64_t work(const bw24_model *m, const bw_list *l) {
+    const bool groups = warp_groups(m);
     uint64_t rows = (uint64_t)m->max_rows, padded = (rows + 127) / 128 * 128, want = rows < WANT_CHUNK ? rows : WANT_CHUNK, bytes = 0;
     for (int i = 0; i < l->n_bufs; i++) {
         uint64_t width = (uint64_t)l->bufs[i].width;
         bytes += granted((i == l->logits ? want : rows) * width * sizeof(float));
-        if (reads_quantised(l, i)) bytes += granted(acts_bytes(padded, width) + (m->ctx->fast_prefill ? fast_acts_bytes(padded, width) : 0));
+        if (reads_quantised(l, i)) bytes += granted(acts_bytes(padded, width) + gemm_acts_bytes(groups, m->ctx->fast_prefill, padded, width));
     }
     uint64_t pages = (uint64_t)(m->max_context / BW_PAGE_TOKENS + 2) * BW_MAX_CLASS;
     return bytes + granted(rows * 192 + 128 * pages);

@@ -206,7 +206,7 @@ template <class U> void units(const char *name) {
 }
 
 /* LINEAR of many rows with bias and residual, which is where the result goes */
-template <class U> void linear(const char *name, int rows, int outs, int cols) {
+template <class U> void linear(const char *name, int rows, int outs, int cols, bool groups = false) {
     Matrices<U> w(1, outs, cols);
     Rows x(rows, cols);
     x.fill(rows);
@@ -220,8 +220,18 @@ template <class U> void linear(const char *name, int rows, int outs, int cols) {
     a.part[0] = {(const uint8_t *)w.m.w, bias.data(), y.data(), y.data(), 0.75f, outs, w.m.blocks};
     a.x = x.a;
     a.n_parts = 1; a.blocks = w.m.blocks; a.segs = w.m.segs; a.rows = rows;
-    emu::launch([&] { k_linear_gemm<U>(a); }, dim3((rows + 127) / 128, (outs + 127) / 128), 256);
+    const dim3 grid((rows + 127) / 128, (outs + 127) / 128);
+    if (groups) {
+        std::vector<uint8_t> acts((size_t)grid.x * ((cols + 127) / 128) * 2 * GG_STAGE + 1024);
+        emu::launch([&] { group_acts(x.a, acts.data()); }, dim3(((cols + 127) / 128 * 2 + 7) / 8, x.a.ld / 8), 256);
+        emu::launch([&] { group_gemm<U>(a, acts.data()); }, grid, GG_THREADS);
+    } else emu::launch([&] { gemm_block<U>(a); }, grid, 256);
     report(name, same(y, wanted));
+}
+
+template <class U> void by_group(const char *name) {
+    linear<U>(name, 130, 70, 416, true);
+    linear<U>(name, 33, 20, 96, true);
 }
 
 static double bf16_of(float v) { return (double)__bfloat162float(__float2bfloat16_rn(v)); }
@@ -290,6 +300,8 @@ int main(int, char **argv) {
         linear<U_Q8_0>("LINEAR Q8_0", 130, 70, 160);
         linear<U_Q4_0>("LINEAR Q4_0", 33, 70, 512);
         linear<U_IQ4_XS>("LINEAR IQ4_XS", 33, 20, 96);
+        by_group<U_Q4_K>("LINEAR by groups, Q4_K"); by_group<U_NVFP4>("LINEAR by groups, NVFP4"); by_group<U_Q8_0>("LINEAR by groups, Q8_0"); by_group<U_Q4_0>("LINEAR by groups, Q4_0");
+        by_group<U_IQ4_XS>("LINEAR by groups, IQ4_XS"); by_group<U_Q6_K>("LINEAR by groups, Q6_K"); by_group<U_INT8>("LINEAR by groups, INT8");
         break;
     case 5: fasts<U_IQ4_XS>("IQ4_XS"); fasts<U_Q4_K>("Q4_K"); fasts<U_NVFP4>("NVFP4"); fasts<U_Q8_0>("Q8_0"); fasts<U_Q4_0>("Q4_0"); break;
     default:
