@@ -310,8 +310,40 @@ template <class S> __device__ __forceinline__ void value_columns(const S &sh, in
     if constexpr (S::DECODED_V) get_columns<S::CT>(&sh.wide[j][c0], v);
     else float_columns<S::FV, S::DIM, S::CT>(sh.v, j, pass * S::CH + c0, v);
 }
+/* weights of the first QN queries and columns of a key, read from where they stand */
+template <class S, int QN> __device__ __forceinline__ void key_values(const float *weights, const uint8_t *values, float (&p)[QN], float (&v)[S::CT]) {
+#pragma unroll
+    for (int q = 0; q < QN; q += 4) get_columns<4>(weights + q, p + q);
+    if constexpr (S::DECODED_V) get_columns<S::CT>((const float *)values, v);
+    else float_columns<S::FV, S::DIM, S::CT>(values, 0, 0, v);
+}
+template <class S, int QN> __device__ __forceinline__ void key_products(const float (&p)[QN], const float (&v)[S::CT], float (&o)[S::QT][S::CT]) {
+#pragma unroll
+    for (int q = 0; q < QN; q++)
+#pragma unroll
+        for (int e = 0; e < S::CT; e++) o[q][e] = fmaf(p[q], v[e], o[q][e]);
+}
+/* all keys of the piece: one is read while the one before is multiplied */
+template <class S, int QN> __device__ __forceinline__ void values_whole(const S &sh, int pass, float (&o)[S::QT][S::CT]) {
+    constexpr int P = S::QUERIES + 4, V = S::DECODED_V ? (int)sizeof sh.wide[0] : S::DIM * (S::FV == KV_F16 ? 2 : 1), COLUMN = S::DECODED_V ? 4 : V / S::DIM;
+    const float *weights = &sh.p[0][S::first_query()];
+    const uint8_t *values = (S::DECODED_V ? (const uint8_t *)sh.wide[0] : sh.v) + (S::first_column() + (S::DECODED_V ? 0 : pass * S::CH)) * COLUMN;
+    float p[2][QN], v[2][S::CT];
+    key_values<S, QN>(weights, values, p[0], v[0]);
+#pragma unroll 1
+    for (int j = 0; j < PIECE - 2; j += 2, weights += 2 * P, values += 2 * V) {
+        key_values<S, QN>(weights + P, values + V, p[1], v[1]);
+        key_products<S, QN>(p[0], v[0], o);
+        key_values<S, QN>(weights + 2 * P, values + 2 * V, p[0], v[0]);
+        key_products<S, QN>(p[1], v[1], o);
+    }
+    key_values<S, QN>(weights + P, values + V, p[1], v[1]);
+    key_products<S, QN>(p[0], v[0], o);
+    key_products<S, QN>(p[1], v[1], o);
+}
 /* the first QN queries, which see the same keys [j0, j1); WHOLE: all of the piece */
 template <class S, int QN, bool WHOLE> __device__ __forceinline__ void values_same(const S &sh, int pass, int j0, int j1, float (&o)[S::QT][S::CT]) {
+    if constexpr (WHOLE && !S::SPLIT && QN * S::CT >= 32) return values_whole<S, QN>(sh, pass, o);
     const int q0 = S::first_query();
     if (WHOLE) { j0 = 0; j1 = PIECE; }
 #pragma unroll (QN * S::CT < 32 ? 8 : S::SPLIT ? 4 : 2)
