@@ -42,7 +42,7 @@ template <int K, int V, int D> bool attend_dim(Queue &q, const AttendArgs &a, co
     if (!split) return attend_launch<AttendBlock<K, V, D, loop, threads, false>>(q, a, s);
     if constexpr (K == KV_F16 && V == KV_F16 && D <= 128) return few_launch<FewBlock<K, V, D>>(q, a, s);
     else {
-        if constexpr (D <= 256)
+        if constexpr (D <= 256 && (D > 64 || V == KV_Q5_1)) /* heads of 64 over q8_0/q8_0 and e4m3: not worth a kernel */
             if (a.rows * (a.heads / a.kv.heads) > 8) return attend_launch<AttendBlock<K, V, D, many, 128, true>>(q, a, s);
         return attend_launch<AttendBlock<K, V, D, 8, 128, true>>(q, a, s);
     }
