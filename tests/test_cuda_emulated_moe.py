@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from test_cuda_emulated import BARRIERS, CU, END, ROOT, between, compiled, emulated
+from test_cuda_emulated_linear import without_ptx
 
-SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm", "op_router",
-           "bf16", "op_gemm_wgmma", "op_gemm_groups", "op_gemm_fast")
+SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_linear_one", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm",
+           "op_router", "bf16", "op_gemm_wgmma", "op_gemm_groups", "op_gemm_fast")
 PRODUCTS = """template <bool UNSIGNED = false>
 inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
@@ -21,6 +22,11 @@ inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, ui
 inline void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
     uint32_t a[4] = {a0, a1, 0, 0}, b[2] = {b0, 0};
     emu::mma_s8(c, a, b);
+}
+template <bool UNSIGNED = false>
+inline void mma32_to(bool first, int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    if (first) c[0] = c[1] = c[2] = c[3] = MAGIC;
+    mma32<UNSIGNED>(c, a0, a1, a2, a3, b0, b1);
 }
 """
 
@@ -43,8 +49,7 @@ def source(name: str) -> str:
     """A source with its PTX replaced; of op_linear what EXPERTS uses."""
     if name not in ("unit", "op_linear"):
         text = emulated(name)
-        text = re.sub(r'asm volatile\((?:"[^"\n]*"|[^;"])*\);', ";", text)
-        text = re.sub(r"extern __shared__[^;]*?(\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emu::shared;", text)
+        text = without_ptx(text)
         if name == "op_gemm_wgmma":
             text = between(text, "template <int N> __device__ __forceinline__ void wg_wait", "/* ---- activations", WARP_GROUPS)
         if name == "op_gemm_groups":
@@ -55,10 +60,9 @@ def source(name: str) -> str:
         text = re.sub(r'uint32_t v;\n    asm\("prmt.*?return v;', "return emu::prmt(a, b, sel);", text, flags=re.S)
         return re.sub(r'uint(\d) v;\n    asm volatile\("ld\.global.*?return v;', r"return *(const uint\1 *)p;", text, flags=re.S)
     values = text.index("/* the group value t from accumulators"), text.index("/* Activations of one segment for R row slots")
-    store = text.index("/* what a reducer does with the finished result"), text.index("__device__ __forceinline__ float linear_res")
+    store = text.index("/* the part that tile block tb belongs to"), text.index("/* x / n, rounded down")
     barriers = BARRIERS[: BARRIERS.index("inline void mma32")]
-    return text[: text.index("/* ---- mbarriers and bulk copies")] + barriers + PRODUCTS + text[slice(*values)] + text[slice(*store)] + (
-        text[store[1] : text.index("\n", store[1]) + 1]) + END
+    return text[: text.index("/* ---- mbarriers and bulk copies")] + barriers + PRODUCTS + text[slice(*values)] + text[slice(*store)] + END
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST_KERNELS = 185
 SHARED_LEAST = 99 * 1024
 # LINEAR of few rows: registers are bounded so that two blocks fit a multiprocessor, which costs some kernels a few words; never more than these bytes
-# (k_linear_small, and k_experts for IQ4_XS and Q4_0; k_chain, whose 24 warps leave 80 registers a thread). k_leave has an array of facts of one round
+# (k_linear_small; k_chain, whose 24 warps leave 80 registers a thread). k_leave has an array of facts of one round
 # on its stack and runs once a round.
-MAY_SPILL = {"k_linear_small": 64, "9k_expertsI": 24, "7k_chainE": 8, "k_leave": 120}
+MAY_SPILL = {"k_linear_small": 64, "7k_chainE": 8, "k_leave": 120}
 SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 

@@ -174,6 +174,7 @@ int cu_upload_dense(bw24_model *m, const bw_tensor *t, const float **out) {
         int rc = cu_model_alloc(m, (void **)&d, n, t->name);
         if (rc) return rc;
         cudaError_t e = cudaMemcpy(d, t->dense, n, cudaMemcpyHostToDevice);
+        if (!e) e = cudaStreamSynchronize(cudaStreamLegacy); /* the call may return while the bytes are on their way, and steps run on another stream */
         if (e) return cu_fail(m->ctx, e, t->name);
     }
     *out = d;

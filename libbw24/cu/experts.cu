@@ -41,7 +41,7 @@ static int resolve_scratch(bw24_model *m, CuList *s, const CuExperts &x) {
     bool apart = x.k[BW_EXP_GATE] != x.k[BW_EXP_UP], many = m->max_rows > EXPERT_ROWS;
     if (apart || !x.k[BW_EXP_DOWN]) need[MOE_H] = pairs * ff * sizeof(float);
     if (apart) need[MOE_U] = need[MOE_H];
-    if (many || x.layer >= 0 || !x.k[BW_EXP_DOWN]) need[MOE_D] = pairs * out * sizeof(float);
+    if (many || x.layer >= 0 || !x.k[BW_EXP_DOWN] || !downs_fit(x.top, x.m[BW_EXP_DOWN].segs)) need[MOE_D] = pairs * out * sizeof(float);
     if (x.k[BW_EXP_DOWN]) need[MOE_MID] = acts_bytes(pairs, ff);
     if (many) need[MOE_ORDER] = (pairs + 1) * sizeof(int) + tile_room(pairs) * sizeof(ExpertTile);
     for (int i = 0; i < MOE_PARTS; i++) {
@@ -201,9 +201,10 @@ void run_experts(Pass &p, const CuStep &c) {
     if (gemm) run_gemm(p, c, order);
     else {
         first_products(p, c, x, order, pairs);
-        if (down && !many) {
+        if (down && !many && downs_fit(x.top, x.m[BW_EXP_DOWN].segs)) {
             DownArgs a = {x.m[BW_EXP_DOWN], route, x.top, cu_pair_acts(p, x, pairs), buf_of(p, x.y)};
             a.slots = x.top;
+            a.early = gate && gate == x.k[BW_EXP_UP];
             return down->down(*p.q, a, n);
         }
         down_products(p, c, x, order, pairs);

@@ -8,16 +8,31 @@
 
 namespace bw {
 
-inline int expert_warps(int tasks) { return tasks < EXPERT_WARPS ? tasks : EXPERT_WARPS; }
-
-template <class U> void experts_product(Queue &q, const ExpertArgs &a, int pairs) {
-    const int sums = a.n_mats * a.m[0].segs, tasks = sums * 2 / units_at_once<U>();
-    const size_t bytes = row_acts_bytes(a.m[0].segs) + (size_t)sums * 32 * sizeof(float);
-    launch(q, k_experts<U>, dim3((unsigned)((a.m[0].rows + 31) / 32), (unsigned)pairs), 32 * expert_warps(tasks), bytes, a, DownArgs());
+/* Warps and depth of their rings: all tasks on their way at once where two blocks fit a multiprocessor so, else fewer */
+struct ExpertBlock { int warps, depth; size_t bytes; };
+template <class U> ExpertBlock expert_block(const Queue &q, int tasks, int segs, int rows, int tiles) {
+    const int pairs = (segs + 1) / 2, warps = tasks < EXPERT_WARPS ? tasks : EXPERT_WARPS, half = q.shared_max / 2 - 1024, least = SHARED_LEAST;
+    ExpertBlock b = {warps, (tasks + warps - 1) / warps, 0};
+    if (b.depth > 32) b.depth = 32;
+    const auto bytes = [&]() { return b.bytes = ExpertMem<U>::bytes(b.warps, b.depth, pairs, rows, tiles); };
+    while (bytes() > (size_t)half && b.depth > 1) b.depth--;
+    while (bytes() > (size_t)(half > least ? half : least) && b.warps > 1) b.warps--;
+    return b;
 }
-template <class U> void experts_down(Queue &q, const DownArgs &a, int rows) {
-    const int tasks = a.slots * a.m.segs;
-    launch(q, k_experts<U>, dim3((unsigned)((a.m.rows + 15) / 16), (unsigned)rows), 32 * expert_warps(tasks), (size_t)(tasks + a.slots) * 16 * sizeof(float), ExpertArgs(), a);
+template <class U> void experts_product(Queue &q, const ExpertArgs &args, int pairs) {
+    ExpertArgs a = args;
+    const int segs = a.m[0].segs, tiles = a.n_mats * 2;
+    const ExpertBlock b = expert_block<U>(q, tiles * ((segs + 1) / 2), segs, 1, tiles);
+    a.depth = b.depth;
+    a.by_pairs = one_reciprocal((segs + 1) / 2);
+    launch(q, k_experts<U>, dim3((unsigned)((a.m[0].rows + 31) / 32), (unsigned)pairs), 32 * b.warps, b.bytes, a, DownArgs());
+}
+template <class U> void experts_down(Queue &q, const DownArgs &args, int rows) {
+    DownArgs a = args;
+    const ExpertBlock b = expert_block<U>(q, a.slots * ((a.m.segs + 1) / 2), a.m.segs, a.slots, a.slots);
+    a.depth = b.depth;
+    a.by_pairs = one_reciprocal((a.m.segs + 1) / 2);
+    launch(q, k_experts<U>, dim3((unsigned)((a.m.rows + 15) / 16), (unsigned)rows), 32 * b.warps, b.bytes, ExpertArgs(), a);
 }
 template <class U> size_t experts_gemm_bytes(const Queue &q) { return gemm_stages(q.shared_max) == 3 ? sizeof(ExpertShared<U, 3>) : sizeof(ExpertShared<U, 2>); }
 template <class U> bool experts_gemm_fits(const Queue &q) { return experts_gemm_bytes<U>(q) <= (size_t)q.shared_max; }

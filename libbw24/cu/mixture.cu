@@ -6,6 +6,7 @@
 
 namespace bw {
 
+enum { CHOICE_ROWS = 2 }; /* most rows of a step whose experts EXPERTS chooses: each of its blocks does */
 enum { MIX_ROWS = 32 }; /* most rows of a step in the short form: each is normalised by every block of the router */
 
 static bool reads(const bw_op *op, int buf) {
@@ -222,7 +223,7 @@ int cu_resolve_mixtures(bw24_model *m, bw_list *l) {
     for (size_t i = 0; i < s->steps.size(); i++) {
         CuMix x = {};
         int steps = s->steps[i].kind == CU_LINEARS ? match_mixture(m, l, i, &x) : match_beside(m, l, i, &x);
-        if (!steps) continue;
+        if (!steps || !downs_fit(x.slots, s->experts[(size_t)x.at].m[BW_EXP_DOWN].segs)) continue;
         if (!all.mem[MOE_COUNT]) {
             int rc = cu_share(m, &all.mem[MOE_COUNT], &all.bytes[MOE_COUNT], MIX_ROWS * sizeof(int), "experts");
             cudaError_t e = rc ? cudaSuccess : cudaMemset(all.mem[MOE_COUNT], 0, MIX_ROWS * sizeof(int));
@@ -236,11 +237,14 @@ int cu_resolve_mixtures(bw24_model *m, bw_list *l) {
     return 0;
 }
 
+static bool may_choose(const RowOp &r) { return r.i[0] == 1 && !r.i[3] && r.na <= 32 * ROUTE_HELD && r.n / 2 <= EXPERT_SLOTS; }
+
 static void run_router(Pass &p, const CuMix &x, int n) {
     RouterArgs a = x.router;
+    if (n <= CHOICE_ROWS && may_choose(a.route)) a.count = NULL;
     a.o = acts_of(p, x.h, n);
     a.fault = p.rows.fault;
-    const int blocks = (a.part[0].n + ROUTER_OUTS - 1) / ROUTER_OUTS + (a.part[1].n + ROUTER_OUTS - 1) / ROUTER_OUTS + (a.own != NULL);
+    const int blocks = (a.part[0].n + ROUTER_OUTS - 1) / ROUTER_OUTS + (a.part[1].n + ROUTER_OUTS - 1) / ROUTER_OUTS + 1;
     launch(*p.q, k_router, dim3((unsigned)blocks, (unsigned)n), ROUTER_THREADS, router_shared(a.cols), a);
     p.quantised[(size_t)x.h] = 1;
 }
@@ -273,8 +277,12 @@ int run_mixture(Pass &p, size_t i) {
     a.gelu = e.gelu;
     a.fault = p.rows.fault;
     a.op = p.s->steps[i + (x.tail.n_passes ? 3 : 2)].first;
+    const RowOp &r = x.router.route;
+    if (n <= CHOICE_ROWS && may_choose(r)) a.choice = {x.router.part[0].y, r.w, r.y, r.f, r.na, r.i[2], r.op};
     e.k[0]->product(*p.q, a, pairs);
-    DownArgs d = {e.m[2], a.route, e.top, mid, buf_of(p, e.y), x.shared[2], x.slots, x.gate, x.res, x.sum};
+    DownArgs d = {e.m[2], a.route, e.top, mid, buf_of(p, e.y), x.shared[2], x.slots, x.gate, x.res, x.sum, 1};
+    d.choice = a.choice;
+    d.fault = a.fault;
     e.k[2]->down(*p.q, d, n);
     p.quantised[(size_t)e.y] = p.quantised[(size_t)x.out] = 0;
     if (x.tail.n_passes) run_tail(p, i, x);

@@ -28,7 +28,7 @@ struct RouterArgs {
     LinearPart part[2];   /* the router; the shared expert's gate, n = 0: none */
     int type[2];          /* FloatType */
     RowOp route;
-    int *count;           /* [rows] blocks that are done, 0 between launches */
+    int *count;           /* [rows] blocks that are done, 0 between launches; NULL: EXPERTS makes the ROUTE */
     int *fault;
 };
 
@@ -46,6 +46,9 @@ struct ExpertArgs {
     Acts yo;              /* the same quantised; q NULL: not wanted */
     int gelu, type[2];    /* FloatType of float weights */
     int *fault, op;
+    int depth;            /* tasks of a warp that are on their way at once */
+    uint32_t by_pairs;    /* one_reciprocal of the pairs of segments */
+    RouteChoice choice;
 };
 
 __device__ __forceinline__ const uint8_t *expert_at(const ExpertMatrix &m, int id) { return m.w + (size_t)(m.at ? __ldg(m.at + id) : (uint32_t)id) * m.stride; }
@@ -62,7 +65,15 @@ struct DownArgs {
     const float *gate;    /* [rows], before the sigmoid, or NULL */
     const float *res;     /* [rows][m.rows] or NULL */
     float *sum;           /* may be res */
+    int early;            /* route, gate and res are complete when the kernel before this one has begun */
+    int depth;            /* as above */
+    uint32_t by_pairs;
+    RouteChoice choice;   /* early only */
+    int *fault;
 };
+enum { EXPERT_SLOTS = 32 };
+/* whether one launch sums the downs of so many slots of a row */
+inline bool downs_fit(int slots, int segs) { return slots <= EXPERT_SLOTS && slots * ((segs + 1) / 2) <= 64; }
 
 /* Many rows: products of the pairs of an expert in tiles. x has a row a row of the step, which pair order[i] names (gather), or row i for pair order[i]. */
 enum { EXPERT_TILE = 64 };

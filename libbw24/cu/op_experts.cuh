@@ -1,191 +1,325 @@
 /* EXPERTS over quantised weights (docs/numerics.md §2, §10), a pair (row, slot) at a time: every block reads the id of its expert from the route, so the
- * host never waits for one. Owns the mapping of work to threads: a warp folds units of one row slot, and all of a block's units are on their way at
- * once. The order of sums is op_linear.cuh's. */
+ * host never waits for one. Owns the mapping of work to threads: a warp folds tasks, two neighbouring segments of a tile of 16 outputs, which lie side by
+ * side in memory; bulk copies bring the first tasks of all warps at once as soon as the expert is known. The order of sums is op_linear.cuh's. */
 #ifndef BW24_CU_OP_EXPERTS_CUH
 #define BW24_CU_OP_EXPERTS_CUH
 
 #include "moe.cuh"
-#include "op_linear.cuh"
+#include "op_linear_one.cuh"
+#include "op_route.cuh"
 
 namespace bw {
 
-/* one row's activations of a segment: lane (gid, tig) holds words tig and tig + 4 of group gid, and the scales of groups 2 tig and 2 tig + 1 */
-template <Form F> struct PairActs {
-    static constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M;
-    uint2 q;
-    float d[2], a[2], l[2];
-    __device__ __forceinline__ void load(const Acts &x, int row, int seg, int lane) {
-        const int tig = lane & 3, groups = x.cols >> 5, g = seg * 8 + (lane >> 2);
-        q = g < groups ? __ldcg((const uint2 *)(x.q + (size_t)row * x.cols + g * 32 + tig * 8)) : make_uint2(0, 0);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int gc = seg * 8 + 2 * tig + e;
-            bool ok = gc < groups;
-            size_t at = (size_t)gc * x.ld + row;
-            d[e] = ok ? __ldcg(x.delta + at) : 0.0f;
-            a[e] = SUMS && ok ? __ldcg(x.sum + at) : 0.0f;
-            l[e] = F == FORM_S2M && ok ? __ldcg(x.low + at) : 0.0f;
-        }
+enum { EXPERT_WARPS = 8, EXPERT_PAIR_ACTS = 512 + 192 }; /* bytes of two segments of a row: codes, then 16 scales, sums and low sums */
+
+/* What a block knows of its row's experts */
+struct ExpertSums { float scale[EXPERT_SLOTS], weight[EXPERT_SLOTS], d[EXPERT_SLOTS * 16]; int id[EXPERT_SLOTS]; };
+
+/* Shared memory of a block: ExpertSums, barriers, a ring of tasks and a box for each warp, the rows' activations (a row's codes, then its scales, sums, low sums),
+ * sums of segments by tile */
+template <class U> struct ExpertMem {
+    static constexpr int TASK = 2 * U::UNIT, HEAD = (sizeof(ExpertSums) + 127) / 128 * 128;
+    uint64_t *full;
+    uint8_t *ring, *acts;
+    float *box, *parts;
+    int pairs, pitch; /* of segments; floats from one tile's sums to the next */
+    __host__ __device__ static size_t bars(int warps, int depth) { return ((size_t)warps * depth * 8 + 127) / 128 * 128; }
+    __host__ __device__ static int pitch_of(int pairs) { return pairs * 32 + 16; } /* two tiles lie in separate banks */
+    static size_t bytes(int warps, int depth, int pairs, int rows, int tiles) {
+        return HEAD + bars(warps, depth) + (size_t)warps * ((size_t)depth * TASK + 1024) +
+               (size_t)rows * pairs * EXPERT_PAIR_ACTS + (size_t)tiles * pitch_of(pairs) * sizeof(float);
+    }
+    __device__ __forceinline__ ExpertMem(uint8_t *mem, int depth, int segs, int rows) {
+        const int warps = blockDim.x >> 5, warp = threadIdx.x >> 5;
+        pairs = (segs + 1) >> 1;
+        pitch = pitch_of(pairs);
+        mem += HEAD;
+        full = (uint64_t *)mem + warp * depth;
+        mem += bars(warps, depth);
+        ring = mem + (size_t)warp * depth * TASK;
+        mem += (size_t)warps * depth * TASK;
+        box = (float *)mem + warp * 256;
+        acts = mem + warps * 1024;
+        parts = (float *)(acts + rows * pairs * EXPERT_PAIR_ACTS);
+    }
+    /* a row's: codes, scales; sums and low sums follow at distance 16 pairs */
+    __device__ __forceinline__ uint8_t *codes(int row) const { return acts + row * pairs * EXPERT_PAIR_ACTS; }
+    __device__ __forceinline__ float *scales(int row) const { return (float *)(codes(row) + pairs * 512); }
+    __device__ __forceinline__ void begin(int depth) const { /* by each warp for its own barriers */
+        if ((threadIdx.x & 31) < depth) bar_init(full + (threadIdx.x & 31), 1);
+        bar_fence();
+        __syncwarp();
+    }
+    /* by one lane: a task into a slot; whole: both units are within the matrix */
+    __device__ __forceinline__ void ask(int slot, const uint8_t *w, bool whole) const {
+        const int bytes = whole ? TASK : U::UNIT;
+        bar_expect(full + slot, bytes);
+        bulk_copy(ring + (size_t)slot * TASK, w, bytes, full + slot);
+        bar_issued(full + slot);
     }
 };
 
-/* The same from a row's copy in shared memory: codes [segs * 256], then scales, sums, low sums [segs * 8] each, zero past the row. The copy is
- * complete after cp.async.wait_all and a barrier. */
-inline size_t row_acts_bytes(int segs) { return (size_t)segs * 352; }
-__device__ __forceinline__ void copy_row(const Acts &x, int row, int segs, uint8_t *to) {
-    const int groups = x.cols >> 5;
-    float *f = (float *)(to + segs * 256);
-    for (int i = threadIdx.x; i < segs * 16; i += blockDim.x) {
-        if (i * 16 < x.cols) cp16(to + i * 16, x.q + (size_t)row * x.cols + i * 16);
-        else *(uint4 *)(to + i * 16) = make_uint4(0, 0, 0, 0);
-    }
-    for (int i = threadIdx.x; i < segs * 24; i += blockDim.x) {
-        const int kind = i / (segs * 8), g = i - kind * segs * 8;
-        const float *from = kind == 0 ? x.delta : kind == 1 ? x.sum : x.low;
-        f[i] = g < groups ? __ldcg(from + (size_t)g * x.ld + row) : 0.0f;
+/* rows from, from + 1, ... of x, a warp two segments of one; complete after cp.async.wait_all and a barrier. Zero past the columns. */
+template <class U> __device__ __forceinline__ void expert_rows(const Acts &x, int from, int rows, const ExpertMem<U> &m) {
+    constexpr bool SUMS = U::FORM == FORM_S1M || U::FORM == FORM_S2M, LOWS = U::FORM == FORM_S2M;
+    const int lane = threadIdx.x & 31, groups = x.cols >> 5;
+#pragma unroll 1
+    for (int i = threadIdx.x >> 5; i < rows * m.pairs; i += blockDim.x >> 5) {
+        const int row = i / m.pairs, pair = i - row * m.pairs, c = pair * 512 + lane * 16, g = pair * 16 + (lane & 15);
+        float *f = m.scales(row) + g;
+        const size_t at = (size_t)g * x.ld + from + row;
+        if (c < x.cols) cp16(m.codes(row) + c, x.q + (size_t)(from + row) * x.cols + c);
+        else *(uint4 *)(m.codes(row) + c) = make_uint4(0, 0, 0, 0);
+        const float *p = lane < 16 ? x.delta : x.sum;
+        const float v = g < groups && (SUMS || lane < 16) ? __ldcg(p + at) : 0.0f, low = LOWS && lane < 16 && g < groups ? __ldcg(x.low + at) : 0.0f;
+        if (SUMS || lane < 16) f[lane < 16 ? 0 : m.pairs * 16] = v;
+        if (LOWS && lane < 16) f[m.pairs * 32] = low;
     }
 }
-template <Form F> struct RowActs {
-    static constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M;
-    uint2 q;
-    float d[2], a[2], l[2];
-    __device__ __forceinline__ void load(const uint8_t *row, int segs, int seg, int lane) {
-        const float2 *f = (const float2 *)(row + segs * 256) + seg * 4 + (lane & 3);
-        q = *(const uint2 *)(row + seg * 256 + (lane >> 2) * 32 + (lane & 3) * 8);
-        float2 v = f[0], s = SUMS ? f[segs * 4] : make_float2(0.0f, 0.0f), z = F == FORM_S2M ? f[segs * 8] : make_float2(0.0f, 0.0f);
-        d[0] = v.x; d[1] = v.y; a[0] = s.x; a[1] = s.y; l[0] = z.x; l[1] = z.y;
+
+/* B registers of two segments, made when wanted: at(u, j) of group j of segment u */
+template <class U> struct ExpertActs {
+    static constexpr bool HALVES = U::FORM == FORM_S2 || U::FORM == FORM_S2M;
+    uint2 q[2];
+    int gid;
+    __device__ __forceinline__ ExpertActs(const uint8_t *codes, int lane) : gid(lane >> 2) {
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            const uint8_t *p = codes + u * 256 + (lane & 3) * 8;
+            if (HALVES) { /* column gid: half gid % 2 of group gid / 2 * 2, and of the one after it in the second set */
+                q[u].x = *(const uint32_t *)(p + (gid & 6) * 32 + (gid & 1) * 4);
+                q[u].y = *(const uint32_t *)(p + (gid & 6) * 32 + 32 + (gid & 1) * 4);
+            } else q[u] = *(const uint2 *)(p + gid * 32);
+        }
+    }
+    __device__ __forceinline__ uint2 at(int u, int j) const {
+        if (!HALVES) return make_uint2(gid == j ? q[u].x : 0, gid == j ? q[u].y : 0);
+        const uint32_t v = j & 1 ? q[u].y : q[u].x;
+        return make_uint2(gid == (j & 6) ? v : 0, gid == (j | 1) ? v : 0);
     }
 };
 
-/* a unit in registers */
-template <class U> struct UnitRegs {
-    typename U::Pack pk[2][U::PACKS][2];
-    typename U::Pair sc[2]; /* of the groups whose results the lane gets */
-    __device__ __forceinline__ void load(const uint8_t *w, int lane) {
+/* The integers of a lane of the unit at w, as one_dots gives them; codes are read from shared memory as they are wanted */
+template <class U> __device__ __forceinline__ void expert_dots(const uint8_t *w, const ExpertActs<U> &x, int unit, int lane, uint32_t zero, float (&v)[2][4]) {
+    constexpr int SETS = ExpertActs<U>::HALVES ? 2 : 1;
+    typename U::Pack pk[2];
+    int c[SETS][4], less[SETS][4];
 #pragma unroll
-        for (int i = 0; i < 4 * U::PACKS; i++)
-            pk[i / (2 * U::PACKS)][i / 2 % U::PACKS][i & 1] = U::template load_pack<false>(w + i / (2 * U::PACKS) * U::HALF, i / 2 % U::PACKS, i & 1, lane);
-        sc[0] = U::fetch(w + 2 * U::HALF, lane >> 2, lane & 3);
-        sc[1] = U::fetch(w + 2 * U::HALF, (lane >> 2) + 8, lane & 3);
-    }
-    /* p[r]: the segment's sum of row gid + 8 r, equal in its four lanes */
-    template <class X> __device__ __forceinline__ void fold(const X &x, int lane, float (&p)[2]) const {
-        constexpr Form F = U::FORM;
-        int c[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, ch[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+    for (int j = 0; j < 8; j++) {
+        const int i = j / U::GP, e = j % U::GP, s = SETS == 2 ? j & 1 : 0;
+        const bool first = j < SETS;
+        if (!e)
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
+            for (int r = 0; r < 2; r++) pk[r] = U::template load_pack<true>(w + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
+        const uint2 b = x.at(unit, j);
+        if constexpr (U::APART) {
+            const TableApart t0 = U::apart(pk[0], e, zero), t1 = U::apart(pk[1], e, zero);
+            mma32_to(first, c[s], t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], b.x, b.y);
+            mma32_to(first, less[s], t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], b.x, b.y);
+        } else {
             uint32_t l0, h0, l1, h1;
-            U::unpack(pk[j >> 2][(j & 3) / U::GP][0], (j & 3) % U::GP, l0, h0);
-            U::unpack(pk[j >> 2][(j & 3) / U::GP][1], (j & 3) % U::GP, l1, h1);
-            bool mine = lane >> 2 == j;
-            uint32_t b0 = mine ? x.q.x : 0, b1 = mine ? x.q.y : 0;
-            if (F == FORM_S2 || F == FORM_S2M) { mma16(c, l0, l1, b0); mma16(ch, h0, h1, b1); }
-            else mma32<U::UNSIGNED>(c, l0, l1, h0, h1, b0, b1);
+            U::unpack(pk[0], e, l0, h0);
+            U::unpack(pk[1], e, l1, h1);
+            mma32_to<U::UNSIGNED>(first, c[s], l0, l1, h0, h1, b.x, b.y);
         }
+    }
+#pragma unroll
+    for (int s = 0; s < SETS; s++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i >> 1][s * 2 + (i & 1)] = __int_as_float(c[s][i]) - (U::APART ? __int_as_float(less[s][i]) : MAGIC_F);
+}
+
+/* p of the lane's row (lane % 16) in unit lane / 16 of the task at w. delta: of the two segments, 16 scales; sums and low sums at distance `apart`. zero: 0
+ * in a way that the compiler does not see (unit.cuh) */
+template <class U> __device__ __forceinline__ float expert_fold(const uint8_t *w, const uint8_t *codes, const float *delta, int apart, float *box, int lane,
+                                                                            uint32_t zero) {
+    constexpr Form F = U::FORM;
+    const int gid = lane >> 2, tig = lane & 3, seg = lane >> 4;
+    const float *sum = delta + apart, *low = sum + apart;
+    float t[2][2][2], mine[8], p = 0.0f, d[8];
+    const ExpertActs<U> x(codes, lane);
+#pragma unroll
+    for (int u = 0; u < 2; u++) {
+        float v[2][4];
+        expert_dots<U>(w + u * U::UNIT, x, u, lane, zero, v);
+        float2 all = make_float2(0, 0), first = all;
+        if (F == FORM_S2M) { all = *(const float2 *)(sum + u * 8 + 2 * tig); first = *(const float2 *)(low + u * 8 + 2 * tig); }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float a[2], b[2], m0[2], m1[2], t[2];
-            U::pair(sc[r], lane & 3, a, b);
-            unit_mins<U>(sc[r], m0, m1);
+            if constexpr (!ExpertActs<U>::HALVES) { t[u][r][0] = v[r][0]; t[u][r][1] = v[r][1]; continue; }
+            float a[2], b[2], m0[2], m1[2]; /* scales where the integers are: two groups of four rows */
+            const typename U::Pair raw = U::fetch(w + u * U::UNIT + 2 * U::HALF, gid + 8 * r, tig);
+            U::pair(raw, tig, a, b);
+            unit_mins<U>(raw, m0, m1);
 #pragma unroll
-            for (int e = 0; e < 2; e++)
-                t[e] = group_value<F>(c[2 * r + e], ch[2 * r + e], a[e], b[e], a[e] * -MAGIC_F, F == FORM_S2M ? x.l[e] : x.a[e], m0[e], m1[e], x.a[e] - x.l[e]);
-            p[r] = 0.0f;
-#pragma unroll
-            for (int st = 0; st < 4; st++) p[r] = __shfl_sync(~0u, fmaf(x.d[1], t[1], fmaf(x.d[0], t[0], p[r])), (lane & ~3) | st);
+            for (int e = 0; e < 2; e++) {
+                float y = fmaf(b[e], v[r][2 * e + 1], a[e] * v[r][2 * e]);
+                if (F == FORM_S2M) y = fmaf(m1[e], e ? all.y - first.y : all.x - first.x, fmaf(m0[e], e ? first.y : first.x, y));
+                t[u][r][e] = y;
+            }
         }
     }
-};
+    one_change(box, lane, t, mine);
+    eight(delta + seg * 8, d);
+    if constexpr (ExpertActs<U>::HALVES) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) p = fmaf(d[j], mine[j], p);
+    } else { /* scales of one row a lane */
+        float a[8], b[8], s[8];
+        U::row(U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15), a, b);
+        if (F == FORM_S1M) eight(sum + seg * 8, s);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float y = a[j] * mine[j];
+            if (F == FORM_S1M) y = fmaf(b[j], s[j], y);
+            p = fmaf(d[j], y, p);
+        }
+    }
+    return p;
+}
 
 __device__ __forceinline__ int expert_of(const float *route, int top, int row, int slot) {
     return route ? (int)__ldcg(route + (size_t)row * 2 * top + top + slot) : slot; /* PERHEAD has none */
 }
 __device__ __forceinline__ float expert_scale(const ExpertMatrix &m, int id) { return m.scales ? __ldg(m.scales + id) : m.scale; }
 
-template <class U, class X> __device__ __forceinline__ void fold_to(const UnitRegs<U> &u, const X &x, int lane, float *to) {
-    float p[2];
-    u.fold(x, lane, p);
-    if (lane & 3) return;
-    to[lane >> 2] = p[0];
-    to[8 + (lane >> 2)] = p[1];
-}
-/* how many units a warp has on their way at once */
-template <class U> __host__ __device__ constexpr int units_at_once() { return U::HALF == 1024 && U::FORM == FORM_S1 ? 2 : 1; }
-
-/* Products of pairs: a warp takes segments of two tiles, where registers allow together. Shared: the row, then [n_mats][segs][32] sums. */
-template <class U> __device__ __forceinline__ void expert_products(const ExpertArgs &a, uint8_t *mem) {
-    constexpr int T = units_at_once<U>();
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, S = a.m[0].segs;
-    float *part = (float *)(mem + S * 352);
-    const int pair = a.order ? __ldcg(a.order + blockIdx.y) : blockIdx.y, row = pair / a.slots, slot = pair - row * a.slots;
-    const bool own = slot < a.top;
-    copy_row(a.x, a.per_pair ? pair : row, S, mem);
-    bool copied = false;
-    for (int k = warp; k < a.n_mats * S * (2 / T); k += blockDim.x >> 5) { /* a matrix, a segment, T == 1: a tile */
-        const int task = k / (2 / T), tile = k % (2 / T), which = task >= S, seg = which ? task - S : task;
-        const ExpertMatrix &m = own ? a.m[which] : a.shared[which];
-        const uint8_t *w = expert_at(m, own ? expert_of(a.route, a.top, row, slot) : 0) + ((size_t)(blockIdx.x * 2 + tile) * S + seg) * U::UNIT;
-        UnitRegs<U> u[T];
-#pragma unroll
-        for (int t = 0; t < T; t++) u[t].load(w + t * S * U::UNIT, lane);
-        if (!copied) {
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            __syncthreads();
-            copied = true;
+/* The tasks of a block, tiles of m.pairs of them one after the other, a warp every W-th. at(tile): where the tile's units begin; row(tile): of the
+ * activations. Lane l has asked for the warp's l-th task, l < depth; the rows are there after the barrier that stands here. */
+template <class U, class At, class Row> __device__ __forceinline__ void expert_fold_all(const ExpertMem<U> &m, int tasks, int segs, int depth, uint32_t by_pairs, At at, Row row) {
+    const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    const uint32_t zero = (uint32_t)depth >> 16;
+    int slot = 0, phase = 0;
+#pragma unroll 1
+    for (int k = threadIdx.x >> 5; k < tasks; k += warps) {
+        const int tile = one_quotient(k, by_pairs), pair = k - tile * m.pairs, r = row(tile);
+        bar_wait(m.full + slot, phase);
+        const float p = expert_fold<U>(m.ring + slot * ExpertMem<U>::TASK, m.codes(r) + pair * 512, m.scales(r) + pair * 16, m.pairs * 16, m.box, lane, zero);
+        m.parts[tile * m.pitch + pair * 32 + lane] = p;
+        const int next = k + warps * depth;
+        __syncwarp(); /* the slot and the box are read */
+        if (next < tasks && !lane) {
+            const int t = one_quotient(next, by_pairs), sp = next - t * m.pairs;
+            m.ask(slot, at(t) + (size_t)2 * sp * U::UNIT, 2 * sp + 1 < segs);
         }
-#pragma unroll
-        for (int t = 0; t < T; t++) {
-            int l = lane;
-            asm volatile("" : "+r"(l)); /* anew for each tile: registers are full */
-            RowActs<U::FORM> x;
-            x.load(mem, S, seg, l);
-            fold_to(u[t], x, l, part + task * 32 + (tile + t) * 16);
+        if (++slot == depth) { slot = 0; phase ^= 1; }
+    }
+    __syncthreads();
+}
+
+/* the choice, by the last warp of a block that makes it, which has the least else to do; then a barrier. first: of its row's blocks */
+__device__ __forceinline__ void expert_choice(const RouteChoice &c, int row, int top, bool first, ExpertSums &s, int *fault) {
+    const int lane = threadIdx.x & 31;
+    if (threadIdx.x >> 5 == (blockDim.x >> 5) - 1) {
+        route_choose(c, row, top, s.weight, s.id, fault);
+        __syncwarp();
+        if (first && lane < top) {
+            c.route[(size_t)row * 2 * top + lane] = s.weight[lane];
+            c.route[(size_t)row * 2 * top + top + lane] = (float)s.id[lane];
         }
     }
     __syncthreads();
+}
+
+/* Products of pairs: tile t of a block is tile t % 2 of its 32 outputs in matrix t / 2. The next kernel may begin only when this one's blocks are behind
+ * their wait, so that it finds the route complete before its own. */
+template <class U> __device__ __forceinline__ void expert_products(const ExpertArgs &a, uint8_t *mem, ExpertSums &s) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, S = a.m[0].segs, D = a.depth;
+    const ExpertMem<U> m(mem, D, S, 1);
+    const int tasks = a.n_mats * 2 * m.pairs, first = warp + lane * warps, tile = one_quotient(first, a.by_pairs), sp = first - tile * m.pairs;
+    m.begin(D);
+    int pair = blockIdx.y;
+    bool own = true;
+    int id = 0;
+    const auto find = [&](bool chosen) {
+        const int row = pair / a.slots, slot = pair - row * a.slots;
+        own = slot < a.top;
+        if (own && chosen) id = s.id[slot];
+        else if (own) id = expert_of(a.route, a.top, row, slot);
+        return row;
+    };
+    const auto at = [&](int t) { return expert_at(own ? a.m[t >> 1] : a.shared[t >> 1], id) + (size_t)(blockIdx.x * 2 + (t & 1)) * S * U::UNIT; };
+    const auto ask = [&]() {
+        if (lane < D && first < tasks) m.ask(lane, at(tile) + (size_t)2 * sp * U::UNIT, 2 * sp + 1 < S);
+    };
+    const bool known = !a.order && (pair % a.slots >= a.top || !a.route); /* the shared expert's, and heads' */
+    if (known) { find(false); ask(); }
+    pdl_wait();
+    pdl_trigger();
+    if (a.order) pair = __ldcg(a.order + pair);
+    int row = pair / a.slots;
+    if (!known && !a.choice.logits) find(false);
+    expert_rows<U>(a.x, a.per_pair ? pair : row, 1, m); /* before the tasks, behind which it would queue */
+    if (!known) {
+        if (a.choice.logits) {
+            expert_choice(a.choice, row, a.top, !blockIdx.x && pair == row * a.slots, s, a.fault);
+            find(true);
+        }
+        ask();
+    }
+    const float scale[2] = {warp ? 0.0f : expert_scale(own ? a.m[0] : a.shared[0], id), warp || a.n_mats < 2 ? 0.0f : expert_scale(own ? a.m[1] : a.shared[1], id)};
+    expert_fold_all<U>(m, tasks, S, D, a.by_pairs, at, [](int) { return 0; });
     if (warp) return;
-    const int n = blockIdx.x * 32 + lane, id = own ? expert_of(a.route, a.top, row, slot) : 0;
-    float y = 0.0f, u = 0.0f;
-    for (int s = 0; s < S; s++) y = y + part[s * 32 + lane];
-    y = y * expert_scale(own ? a.m[0] : a.shared[0], id);
+    const int n = blockIdx.x * 32 + lane;
+    const float *parts = m.parts + (lane >> 4) * m.pitch + (lane & 15);
+    float y[2];
     if (a.n_mats == 2) {
-        for (int s = 0; s < S; s++) u = u + part[(S + s) * 32 + lane];
-        u = u * expert_scale(own ? a.m[1] : a.shared[1], id);
-        y = (a.gelu ? bw_gelu(y) : bw_silu(y)) * u;
+        one_sum<2>(parts, 2 * m.pitch, S, y);
+        const float gate = y[0] * scale[0];
+        y[0] = (a.gelu ? bw_gelu(gate) : bw_silu(gate)) * (y[1] * scale[1]);
+    } else {
+        one_sum<1>(parts, 0, S, y);
+        y[0] = y[0] * scale[0];
     }
-    if (a.y && n < a.m[0].rows) a.y[(size_t)pair * a.m[0].rows + n] = y;
-    if (a.yo.q && n < a.m[0].rows) quant_group(a.yo, pair, n >> 5, lane, y, a.fault, a.op);
+    if (a.y && n < a.m[0].rows) a.y[(size_t)pair * a.m[0].rows + n] = y[0];
+    if (a.yo.q && blockIdx.x * 32 < a.m[0].rows) quant_group(a.yo, pair, blockIdx.x, lane, y[0], a.fault, a.op);
 }
 
-/* Downs of all slots of a row, and their sums. Shared: [slots][segs][16] sums, then [slots][16] products. */
-template <class U> __device__ __forceinline__ void expert_downs(const DownArgs &a, float *part) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, S = a.m.segs, tasks = a.slots * S, row = blockIdx.y;
-    const int n = blockIdx.x * 16 + (threadIdx.x & 15), first = threadIdx.x < 16 && n < a.m.rows;
-    float *d = part + tasks * 16;
-    const float res = first && a.res ? __ldcg(a.res + (size_t)row * a.m.rows + n) : 0.0f, gate = first && a.gate ? __ldcg(a.gate + row) : 0.0f;
-    for (int k = warp; k < tasks; k += warps) {
-        const int slot = k / S, seg = k - slot * S;
-        const ExpertMatrix &m = slot < a.top ? a.m : a.shared;
-        UnitRegs<U> u;
-        PairActs<U::FORM> x;
-        u.load(expert_at(m, slot < a.top ? expert_of(a.route, a.top, row, slot) : 0) + ((size_t)blockIdx.x * S + seg) * U::UNIT, lane);
-        x.load(a.x, row * a.slots + slot, seg, lane);
-        fold_to(u, x, lane, part + k * 16);
+/* Downs of all slots of a row, and their sums: a tile is a slot. early: products stand before this launch, so that the route, the shared expert's gate
+ * and the residual are there before the dependency wait. */
+template <class U> __device__ __forceinline__ void expert_downs(const DownArgs &a, uint8_t *mem, ExpertSums &s) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, S = a.m.segs, D = a.depth, row = blockIdx.y, t = threadIdx.x;
+    const int n = blockIdx.x * 16 + (t & 15), sums = t < 16 && n < a.m.rows;
+    const ExpertMem<U> m(mem, D, S, a.slots);
+    const int tasks = a.slots * m.pairs, first = warp + lane * warps, slot = one_quotient(first, a.by_pairs), sp = first - slot * m.pairs;
+    m.begin(D);
+    if (!a.early) pdl_wait();
+    pdl_trigger();
+    const auto at = [&](int k) {
+        const bool own = k < a.top;
+        return expert_at(own ? a.m : a.shared, !own ? 0 : a.choice.logits ? s.id[k] : expert_of(a.route, a.top, row, k)) + (size_t)blockIdx.x * S * U::UNIT;
+    };
+    if (a.choice.logits) expert_choice(a.choice, row, a.top, false, s, a.fault);
+    if (lane < D && first < tasks) m.ask(lane, at(slot) + (size_t)2 * sp * U::UNIT, 2 * sp + 1 < S);
+    float res = 0.0f, gate = 0.0f;
+    if (sums && a.res) load_one(a.res + (size_t)row * a.m.rows + n, &res);
+    if (sums && a.gate) load_one(a.gate + row, &gate);
+    if (t < a.slots) {
+        const bool own = t < a.top;
+        if (own && !a.choice.logits) {
+            s.weight[t] = __ldcg(a.route + (size_t)row * 2 * a.top + t);
+            s.id[t] = expert_of(a.route, a.top, row, t);
+        }
+        s.scale[t] = own ? expert_scale(a.m, s.id[t]) : a.shared.scale;
+    }
+    if (a.gate) gate = bw_sigmoid(gate);
+    if (a.early) pdl_wait();
+    expert_rows<U>(a.x, row * a.slots, a.slots, m);
+    expert_fold_all<U>(m, tasks, S, D, a.by_pairs, at, [](int k) { return k; });
+    for (int i = t; i < a.slots * 16; i += blockDim.x) {
+        float y;
+        one_sum<1>(m.parts + (i >> 4) * m.pitch + (i & 15), 0, S, &y);
+        s.d[i] = y * s.scale[i >> 4];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < a.slots * 16; i += blockDim.x) {
-        const int slot = i >> 4;
-        float y = 0.0f;
-        for (int s = 0; s < S; s++) y = y + part[(slot * S + s) * 16 + (i & 15)];
-        d[i] = y * (slot < a.top ? expert_scale(a.m, expert_of(a.route, a.top, row, slot)) : a.shared.scale);
-    }
-    __syncthreads();
-    if (!first) return;
+    if (!sums) return;
     float y = 0.0f;
-    for (int s = 0; s < a.top; s++) y = fmaf(__ldcg(a.route + (size_t)row * 2 * a.top + s), d[s * 16 + threadIdx.x], y);
+#pragma unroll 4
+    for (int k = 0; k < a.top; k++) y = fmaf(s.weight[k], s.d[k * 16 + t], y);
     if (a.slots > a.top) {
-        float shared = d[a.top * 16 + threadIdx.x];
-        if (a.gate) shared = shared * bw_sigmoid(gate);
+        float shared = s.d[a.top * 16 + t];
+        if (a.gate) shared = shared * gate;
         y = y + shared;
     }
     if (a.y) a.y[(size_t)row * a.m.rows + n] = y;
@@ -193,13 +327,11 @@ template <class U> __device__ __forceinline__ void expert_downs(const DownArgs &
 }
 
 /* products: grid (blocks of 32 outputs, pairs). downs (products.n_mats = 0): grid (tiles of 16 outputs, rows) */
-enum { EXPERT_WARPS = 16 };
-template <class U> __global__ void __launch_bounds__(32 * EXPERT_WARPS, U::HALF == 1024 ? 2 : 1) k_experts(ExpertArgs products, DownArgs downs) {
-    extern __shared__ __align__(16) uint8_t expert_mem[];
-    pdl_trigger();
-    pdl_wait();
-    if (products.n_mats) expert_products<U>(products, expert_mem);
-    else expert_downs<U>(downs, (float *)expert_mem);
+template <class U> __global__ void __launch_bounds__(32 * EXPERT_WARPS, 2) k_experts(const __grid_constant__ ExpertArgs products, const __grid_constant__ DownArgs downs) {
+    extern __shared__ __align__(128) uint8_t expert_mem[];
+    ExpertSums &sums = *(ExpertSums *)expert_mem;
+    if (products.n_mats) expert_products<U>(products, expert_mem, sums);
+    else expert_downs<U>(downs, expert_mem, sums);
 }
 
 } // namespace bw

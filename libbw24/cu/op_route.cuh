@@ -64,6 +64,61 @@ __device__ __forceinline__ void route_select_held(const RowOp &o, const RouteSha
     route_weights(o, out, sum, lane);
 }
 
+/* A row's choice by one warp, without a barrier: weights and ids [top] in shared memory. Scores are not -0 (see above). */
+inline __device__ __noinline__ void route_choose(const RouteChoice &o, int row, int top, float *weights, int *ids, int *fault) {
+    const int lane = threadIdx.x & 31, n = o.experts, none = (int)0x80000000;
+    const float *l = o.logits + (size_t)row * n;
+    float p[ROUTE_HELD];
+    int key[ROUTE_HELD], most = none, mine = 0;
+    bool bad = false;
+#pragma unroll
+    for (int j = 0; j < ROUTE_HELD; j++) p[j] = j * 32 + lane < n ? __ldcg(l + j * 32 + lane) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < ROUTE_HELD; j++) {
+        const int bits = __float_as_int(p[j]);
+        bad |= not_finite(p[j]);
+        most = max(most, j * 32 + lane < n ? bits ^ ((bits >> 31) & 0x7fffffff) : none);
+    }
+    if (__any_sync(~0u, bad)) {
+        if (!lane) report_fault(fault, o.op);
+        if (lane < top) { weights[lane] = 0.0f; ids[lane] = 0; } /* ids that exist: the pass goes on */
+        return;
+    }
+    most = __reduce_max_sync(~0u, most);
+    const float largest = __int_as_float(most ^ ((most >> 31) & 0x7fffffff));
+    float total = 0.0f, sum = 0.0f, weight = 0.0f;
+#pragma unroll
+    for (int j = 0; j < ROUTE_HELD; j++) {
+        p[j] = bw_exp(p[j] - largest);
+        total = j * 32 + lane < n ? total + p[j] : total;
+    }
+    total = warp_tree(total);
+#pragma unroll
+    for (int j = 0; j < ROUTE_HELD; j++) {
+        p[j] = p[j] / total;
+        const int bits = __float_as_int(o.bias && j * 32 + lane < n ? p[j] + __ldg(o.bias + j * 32 + lane) : p[j]);
+        key[j] = j * 32 + lane < n ? bits ^ ((bits >> 31) & 0x7fffffff) : none;
+    }
+#pragma unroll 1
+    for (int k = 0; k < top; k++) {
+        int best = none, at = 0;
+#pragma unroll
+        for (int j = 0; j < ROUTE_HELD; j++)
+            if (key[j] > best) { best = key[j]; at = j * 32 + lane; }
+        most = __reduce_max_sync(~0u, best);
+        const int e = __reduce_min_sync(~0u, best == most ? at : 0x7fffffff);
+        float v = 0.0f;
+#pragma unroll
+        for (int j = 0; j < ROUTE_HELD; j++)
+            if (e == j * 32 + lane) { key[j] = none; v = p[j]; }
+        v = __shfl_sync(~0u, v, e);
+        sum = sum + v;
+        if (lane == k) { mine = e; weight = v; }
+    }
+    sum = sum < 0x1p-14f ? 0x1p-14f : sum;
+    if (lane < top) { weights[lane] = (o.norm ? weight / sum : weight) * o.scale; ids[lane] = mine; }
+}
+
 /* the chosen, by one warp: out [top] weights, [top] ids */
 __device__ __forceinline__ void route_select(const RowOp &o, RouteShared &s, float *out, int lane) {
     const int experts = o.na, top = o.n / 2, groups = o.i[0], size = experts / groups;

@@ -1,6 +1,6 @@
 /* The way into a mixture of experts in one launch: NORM, the router's LINEAR and with it the shared expert's gate, ROUTE (docs/numerics.md §3, §4, §10).
- * Every block normalises the row for itself and takes two outputs; the block whose outputs are the last to be done chooses the experts. Owns this mapping
- * of work; the mathematics of the choice is op_route.cuh's. */
+ * Every block normalises the row for itself and takes two outputs, but one, which makes the rows that the experts read; the block whose outputs are the
+ * last to be done chooses the experts, where EXPERTS does not. Owns this mapping of work; the mathematics of the choice is op_route.cuh's. */
 #ifndef BW24_CU_OP_ROUTER_CUH
 #define BW24_CU_OP_ROUTER_CUH
 
@@ -46,25 +46,27 @@ __device__ __forceinline__ float router_dot(const float *w, const float *x, int 
     return v;
 }
 
-/* grid (pairs of outputs of part 0, then of part 1, with weights of their own one block that makes the experts' rows; rows). cols: a multiple of 4. */
-static __global__ void __launch_bounds__(ROUTER_THREADS, 2) k_router(RouterArgs a) {
+/* grid (pairs of outputs of part 0, then of part 1, then a block that makes the experts' rows; rows). cols: a multiple of 4. */
+static __global__ void __launch_bounds__(ROUTER_THREADS, 4) k_router(RouterArgs a) {
     extern __shared__ __align__(16) float router_mem[];
     __shared__ RouteShared route;
     __shared__ int last;
     const int t = threadIdx.x, lane = t & 31, row = blockIdx.y, S = (a.cols + 255) / 256, first = (a.part[0].n + ROUTER_OUTS - 1) / ROUTER_OUTS;
-    const bool maker = a.own && blockIdx.x == gridDim.x - 1, extra = !maker && blockIdx.x >= first, writes = a.own ? maker : !blockIdx.x;
+    const bool maker = blockIdx.x == gridDim.x - 1, extra = !maker && blockIdx.x >= first;
     const LinearPart &p = a.part[extra];
-    const int n0 = (extra ? blockIdx.x - first : blockIdx.x) * ROUTER_OUTS, type = a.type[extra];
+    const int n0 = (extra ? blockIdx.x - first : blockIdx.x) * ROUTER_OUTS, type = a.type[extra], seg = t % S, count = min(256, a.cols - seg * 256);
     float *xs = router_mem, *ws = xs + S * ROUTER_PITCH, *sums = ws + ROUTER_OUTS * S * ROUTER_PITCH, *squares = sums + ROUTER_OUTS * S;
     pdl_trigger();
     for (int o = 0; o < ROUTER_OUTS && !maker; o++)
         if (n0 + o < p.n) router_weights(type, p.w + (size_t)(n0 + o) * a.cols * float_bytes(type), a.cols, ws + o * S * ROUTER_PITCH);
-    norm_row({a.x + (size_t)row * a.cols, maker ? a.own : a.w, a.cols, a.l2, a.eps}, ROUTER_THREADS / 32, squares,
+    norm_row({a.x + (size_t)row * a.cols, maker && a.own ? a.own : a.w, a.cols, a.l2, a.eps}, ROUTER_THREADS / 32, squares,
              [&](int seg, int c, const float (&v)[8], int count) {
+        if (!maker) {
 #pragma unroll
-        for (int j = 0; j < 8; j += 4)
-            *(float4 *)(xs + seg * ROUTER_PITCH + lane * 8 + j) = make_float4(v[j] * a.factor, v[j + 1] * a.factor, v[j + 2] * a.factor, v[j + 3] * a.factor);
-        if (!writes) return;
+            for (int j = 0; j < 8; j += 4)
+                *(float4 *)(xs + seg * ROUTER_PITCH + lane * 8 + j) = make_float4(v[j] * a.factor, v[j + 1] * a.factor, v[j + 2] * a.factor, v[j + 3] * a.factor);
+            return;
+        }
         for (int j = 0; j < count; j++) a.h[(size_t)row * a.cols + c + j] = v[j];
         Quant8 q = quant_eight(v, a.fault, a.norm_op);
         if (count <= 0) return;
@@ -77,15 +79,15 @@ static __global__ void __launch_bounds__(ROUTER_THREADS, 2) k_router(RouterArgs 
     if (maker) return;
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
-    if (t < ROUTER_OUTS * S) sums[t] = router_dot(ws + t * ROUTER_PITCH, xs + t % S * ROUTER_PITCH, min(256, a.cols - t % S * 256));
+    if (t < ROUTER_OUTS * S) sums[t] = router_dot(ws + t * ROUTER_PITCH, xs + seg * ROUTER_PITCH, count);
     __syncthreads();
     if (t < ROUTER_OUTS && n0 + t < p.n) {
         float y = 0.0f;
         for (int s = 0; s < S; s++) y = y + sums[t * S + s];
         linear_store(p, row, n0 + t, y, 0.0f);
-        __threadfence();
+        if (a.count) __threadfence();
     }
-    if (extra) return;
+    if (extra || !a.count) return;
     __syncthreads();
     if (!t) last = atomicAdd(a.count + row, 1) == first - 1;
     __syncthreads();

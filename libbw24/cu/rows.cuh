@@ -19,6 +19,14 @@ struct RowOp {
     KvPlace kv;               /* APPEND: k in a, v in b */
 };
 
+/* ROUTE as each block of EXPERTS makes it for itself: softmax, one group, at most 256 experts, 32 of them chosen. logits NULL: the route has it */
+struct RouteChoice {
+    const float *logits, *bias; /* [rows][experts]; [experts] or NULL */
+    float *route;         /* where the first block of a row leaves it */
+    float scale;
+    int experts, norm, op;
+};
+
 /* y = act(x) * up (GLU), x * sigmoid(up) (GATE) or f * tanh(x / f) (SOFTCAP) [rows][n], and the quantised form of y, or of x where it is all that is wanted. Column c has the
  * value of up at c, or with size > 0 at c / size * stride + from + c % size * step, of rows of ldu values. */
 enum QuantKind { QUANT_ONLY, QUANT_SILU, QUANT_GELU, QUANT_GATE, QUANT_CAP };

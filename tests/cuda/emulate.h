@@ -20,6 +20,8 @@
 #include <cuda_fp8.h>
 
 #undef __shared__
+#undef __noinline__
+#define __noinline__
 #define __shared__ static
 #undef __launch_bounds__
 #define __launch_bounds__(...)

@@ -1,6 +1,7 @@
 /* The mixture's kernels in emulation: products of pairs and the GEMM over the same units against plain loops, the router against its plain text, bit for
  * bit. usage: moe CASE. The sources are made by test_cuda_emulated_moe.py from libbw24/cu. */
 #include "emulate.h"
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 #include "op_experts.cuh"
 #include "op_experts_any.cuh"
 #include "op_experts_gemm.cuh"
@@ -96,13 +97,15 @@ template <class U> struct Mixture {
         }
         return true;
     }
-    void few(const char *name) {
-        const int slots = top + 1, segs = gate.m.segs, sums = 2 * segs, tasks = sums * 2 / units_at_once<U>();
+    void few(const char *name, bool deep) {
+        const int slots = top + 1, tasks = 4 * ((gate.m.segs + 1) / 2), t = slots * ((down.m.segs + 1) / 2);
         gates(want, true);
         ExpertArgs a = {};
         a.m[0] = gate.m; a.m[1] = up.m; a.shared[0] = sgate.m; a.shared[1] = sup.m;
         a.slots = slots; a.route = route.data(); a.n_mats = 2; a.top = top; a.x = x.a; a.yo = got.a; a.fault = &fault;
-        emu::launch([&] { k_experts<U>(a, DownArgs()); }, dim3((ff + 31) / 32, rows * slots), 32 * min(tasks, 16));
+        a.depth = deep ? (tasks + EXPERT_WARPS - 1) / EXPERT_WARPS : 1;
+        a.by_pairs = one_reciprocal((gate.m.segs + 1) / 2);
+        emu::launch([&] { k_experts<U>(a, DownArgs()); }, dim3((ff + 31) / 32, rows * slots), 32 * min(tasks, (int)EXPERT_WARPS));
         report(name, equal(want, got, rows * slots) && fault == NO_FAULT);
         std::vector<float> y((size_t)rows * width, NAN), sum(res), ry(y), rsum(res);
         for (int r = 0; r < rows; r++)
@@ -113,8 +116,7 @@ template <class U> struct Mixture {
                 ry[(size_t)r * width + n] = v;
                 rsum[(size_t)r * width + n] = res[(size_t)r * width + n] + v;
             }
-        DownArgs d = {down.m, route.data(), top, got.a, y.data(), sdown.m, slots, shgate.data(), sum.data(), sum.data()};
-        const int t = slots * down.m.segs;
+        DownArgs d = {down.m, route.data(), top, got.a, y.data(), sdown.m, slots, shgate.data(), sum.data(), sum.data(), 1, deep ? (t + EXPERT_WARPS - 1) / EXPERT_WARPS : 1, one_reciprocal((down.m.segs + 1) / 2)};
         emu::launch([&] { k_experts<U>(ExpertArgs(), d); }, dim3((width + 15) / 16, rows), 32 * min(t, (int)EXPERT_WARPS));
         report("down, shared expert and residual", same(y, ry) && same(sum, rsum));
     }
@@ -163,7 +165,7 @@ static void router(int rows, int cols, int experts, int top, int groups, int kee
     a.count = count.data(); a.fault = &fault;
     a.route.y = route.data(); a.route.n = 2 * top; a.route.na = experts; a.route.f = 2.5f; a.route.w = sigmoid ? bias.data() : NULL;
     a.route.i[0] = groups; a.route.i[1] = keep; a.route.i[2] = 1; a.route.i[3] = sigmoid;
-    emu::launch([&] { k_router(a); }, dim3((experts + 1) / 2 + 1 + own, rows), ROUTER_THREADS);
+    emu::launch([&] { k_router(a); }, dim3((experts + 1) / 2 + 2, rows), ROUTER_THREADS);
     bool ok = fault == NO_FAULT;
     for (int r = 0; r < rows; r++) {
         std::vector<float> hr(cols), l(experts + 1), p(experts), c(experts), out(2 * top);
@@ -191,6 +193,13 @@ static void router(int rows, int cols, int experts, int top, int groups, int kee
         }
         ok &= !memcmp(&h[(size_t)r * cols], read.data(), cols * 4) && !memcmp(&logits[(size_t)r * experts], l.data(), experts * 4) && gate[r] == l[experts] && !count[r];
         ok &= !memcmp(&route[(size_t)r * 2 * top], out.data(), 8 * top);
+        if (groups == 1 && !sigmoid && experts <= 32 * ROUTE_HELD) { /* as EXPERTS makes it for itself */
+            const RouteChoice choice = {logits.data(), NULL, NULL, 2.5f, experts, 1, 0};
+            float weight[32];
+            int id[32];
+            emu::launch([&] { route_choose(choice, r, top, weight, id, &fault); }, dim3(1), 32);
+            for (int k = 0; k < top; k++) ok &= !memcmp(&weight[k], &out[k], 4) && id[k] == (int)out[top + k];
+        }
         emu::launch([&] { for (int g = 0; g < cols / 32; g++) quant_group(ro.a, r, g, threadIdx.x, read[g * 32 + threadIdx.x], &fault, 0); }, dim3(1), 32);
     }
     ok &= o.q == ro.q && o.f[0] == ro.f[0] && o.f[1] == ro.f[1] && o.f[2] == ro.f[2];
@@ -200,7 +209,9 @@ static void router(int rows, int cols, int experts, int top, int groups, int kee
 }
 
 template <class U> void units(const char *name) {
-    Mixture<U>(2, 512, 96, 7, 3, false).few(name);
+    Mixture<U>(2, 512, 96, 7, 3, false).few(name, true);
+    Mixture<U>(1, 800, 544, 5, 2, false).few(name, true);
+    Mixture<U>(1, 2336, 96, 4, 2, false).few(name, false);
     Mixture<U>(70, 256, 96, 5, 2, true).many(name);
     Mixture<U>(40, 320, 160, 4, 2, true).many(name);
 }
