@@ -11,6 +11,7 @@ python=${PYTHON:-python}
 mode=${1:---fast}
 [ $# -eq 0 ] || shift
 test_packages() { $python scripts/python_env.py installed test || $python -m pip install --quiet --disable-pip-version-check --editable '.[test]'; }
+step() { printf '\n== %s (%ds)\n' "$*" "$SECONDS"; }
 case $mode in
 --fast)
     make lint
@@ -43,19 +44,25 @@ case $mode in
     exit $status
     ;;
 --full)
+    step "lint, build, C tests"
     make lint
     make
-    make ctest
+    make -j"$(nproc)" ctest
     test_packages
+    step "kernel-check"
     $python -m bw24 kernel-check
+    step "gates"
     $python -m bw24 gate demo --full
     $python -m bw24 gate
+    step "tests"
     mkdir -p build
     isa=$($python -m bw24 --version | sed 's/.*, \(.*\))/\1/')  # whose kernels kernel-check has just compared
     $python -m pytest -q tests --junitxml=build/tests.xml --deselect tests/test_faults.py::test_quick_faults \
         --deselect "tests/test_numerics.py::test_every_kernel_is_the_reference[$isa]"
     $python scripts/skips.py build/tests.xml
-    $python -m pytest -q tests/test_faults.py --faults -s
+    step "seeded faults"
+    $python -m pytest -q tests/test_faults.py --faults -s --deselect tests/test_faults.py::test_quick_faults
+    step "all green"
     ;;
 --gpu)
     exec scripts/gpu.sh build/gpu short
