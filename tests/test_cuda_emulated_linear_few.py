@@ -3,13 +3,13 @@ up, and the gate give the bits of plain loops, for every form of unit."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from test_cuda_emulated import BARRIERS, CU, between, compiled, emulated
+from test_cuda_emulated_linear import without_ptx
 from test_cuda_emulated_moe import PRODUCTS
 from test_cuda_emulated_moe import source as mixture_source
 
@@ -31,9 +31,7 @@ def linear_source() -> str:
     barriers = BARRIERS[: BARRIERS.index("inline void mma32")]
     after = "template <bool UNSIGNED = false> __device__ __forceinline__ void mma32_to("
     text = between(text, "/* ---- mbarriers and bulk copies", after, barriers + PRODUCTS + FIRST)
-    text = re.sub(r'asm volatile\("cp\.async[^;]*;", [^;]*?;|asm volatile\("cp\.async[^\n]*', ";", text)
-    text = re.sub(r"extern __shared__[^;]*?(\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emu::shared;", text)
-    return text
+    return without_ptx(text)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +40,7 @@ def program(tmp_path_factory) -> Path:
     (folder / "device.cuh").write_text(emulated("device"), encoding="utf-8")
     (folder / "unit.cuh").write_text(mixture_source("unit"), encoding="utf-8")
     (folder / "op_linear.cuh").write_text(linear_source(), encoding="utf-8")
+    (folder / "op_linear_stream.cuh").write_text(without_ptx(emulated("op_linear_stream")), encoding="utf-8")
     return compiled(folder, "linear_few")
 
 
@@ -49,4 +48,4 @@ def program(tmp_path_factory) -> Path:
 def test_linears_of_few_rows_have_the_plain_loops_bits(program, case):
     done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("PASS") == 11
+    assert done.stdout.count("PASS") == 16

@@ -15,12 +15,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # all that there are; the aim is 150: kernels of mixtures, rounds, divided experts, latent attention, heads by size, heads of 512, the class fast
 # came on top of it
-MOST_KERNELS = 185
+MOST_KERNELS = 177
 SHARED_LEAST = 99 * 1024
 # LINEAR of few rows: registers are bounded so that two blocks fit a multiprocessor, which costs some kernels a few words; never more than these bytes
-# (k_linear_small; k_chain, whose 24 warps leave 80 registers a thread). k_leave has an array of facts of one round
+# (k_linear_small, k_linear_stream; k_chain, whose 24 warps leave 80 registers a thread). k_leave has an array of facts of one round
 # on its stack and runs once a round.
-MAY_SPILL = {"k_linear_small": 64, "7k_chainE": 8, "k_leave": 120}
+MAY_SPILL = {"k_linear_small": 40, "k_linear_stream": 64, "7k_chainE": 8, "k_leave": 120}
 SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 

@@ -49,7 +49,7 @@ void want_quantised(Pass &p, int b, int n, int op) {
     p.quantised[(size_t)b] = 1;
 }
 
-/* rows [r0, r0 + 8) of it */
+/* it from row r0 on, a multiple of 8 */
 static Acts acts_from(const Acts &a, int r0) {
     Acts b = a;
     b.q += (size_t)r0 * (size_t)a.cols;
@@ -66,7 +66,7 @@ static const CuMatrix *matrix_of(const bw_op *op) { return (const CuMatrix *)op-
 
 static bool takes_fast(const Pass &p, const LinearKernels *k, int n) { return p.m->ctx->fast_prefill && n >= FAST_LEAST_ROWS && gemm_fast_fits(*p.q, k); }
 
-/* parts over one input; many rows go to the GEMM, or in eights where it does not fit the card */
+/* parts over one input; many rows go to the GEMM, or in eights and sixteens where it does not fit the card */
 static void run_parts(Pass &p, const LinearKernels *k, LinearArgs a, bool glu, int n) {
     const size_t cap = ((size_t)p.m->max_rows + 127) / 128 * 128;
     uint8_t *acts = (uint8_t *)a.x.q + cap * (size_t)(a.x.cols + a.x.cols / 32 * 12); /* behind the quantised form */
@@ -82,8 +82,9 @@ static void run_parts(Pass &p, const LinearKernels *k, LinearArgs a, bool glu, i
     }
     Acts x = a.x, xo = a.xo;
     LinearPart part[LINEAR_PARTS] = {a.part[0], a.part[1], a.part[2], a.part[3]};
-    for (int r0 = 0; r0 < n; r0 += 8) {
-        a.rows = n - r0 < 8 ? n - r0 : 8;
+    const int most = k->most(*p.q, a.segs);
+    for (int r0 = 0; r0 < n; r0 += a.rows) {
+        a.rows = n - r0 < most ? n - r0 : most;
         a.x = acts_from(x, r0);
         if (xo.q) a.xo = acts_from(xo, r0);
         for (int i = 0; i < a.n_parts; i++) {

@@ -54,7 +54,8 @@ struct LinearKernels {
     int unit;                                          /* bytes */
     bool (*gemm_fits)(const Queue &q);
     bool (*takes_norm)(const Queue &q, int segs);      /* `small` of one row can do the NORM before it (LinearArgs.norm) */
-    void (*small)(Queue &q, const LinearArgs &a, bool glu); /* rows <= 8 */
+    int (*most)(const Queue &q, int segs);             /* rows that `small` takes: 8 or 16 */
+    void (*small)(Queue &q, const LinearArgs &a, bool glu);
     void (*gemm)(Queue &q, const LinearArgs &a, uint8_t *acts); /* any rows, a.x padded to 128; acts: gemm_acts_bytes */
     void (*embed)(Queue &q, const EmbedArgs &a, const StepRows &s);
     void (*pack)(Queue &q, const PackArgs &a);         /* NULL: the host makes the units */

@@ -6,17 +6,19 @@
 #include "gemm_fast.h"
 #include "op_gemm_groups.cuh"
 #include "op_linear_one.cuh"
+#include "op_linear_stream.cuh"
 
 namespace bw {
 
 enum { ACT_KB = 52 }; /* measured on the H200 (research/orders) */
+enum { EIGHT_SEGS = 22 }; /* of eight rows: more are faster by op_linear_stream.cuh (measured) */
 enum { ACT_WIDE_KB = 136, WIDE_KB = 222, WIDE_WARPS = 10 };
 
-template <class U, int R, bool GLU, bool STAGED> void small_launch(Queue &q, LinearArgs a) {
+template <class U, int R, bool GLU> void small_launch(Queue &q, LinearArgs a) {
     size_t bytes = 0;
-    SmallShape g = small_shape<U, R, GLU, STAGED>((size_t)q.shared_max, a.segs, &bytes);
-    small_items<GLU>(a, g, q.sms);
-    launch(q, k_linear_small<U, R, GLU, STAGED>, dim3((unsigned)q.sms), 32 * (g.warps + small_reducers<R>()), bytes, a, g);
+    SmallShape g = small_shape<U, R, GLU>((size_t)q.shared_max, a.segs, &bytes);
+    small_items(a, g, GLU, q.sms);
+    launch(q, k_linear_small<U, R, GLU>, dim3((unsigned)q.sms), 32 * (g.warps + small_reducers<R>()), bytes, a, g);
 }
 
 /* One row, measured on the H200: warps that fold (more of them and deeper rings were slower), half of which ask before the dependency wait. Tiles of a
@@ -58,31 +60,43 @@ template <class U> void one_launch(Queue &q, const LinearArgs &a, bool glu) {
     launch(q, k_linear_one<U>, dim3((unsigned)q.sms), ONE_THREADS, one_shared<U>(g, a.segs, q.sms, all), a, g);
 }
 
+/* rows that `small` takes at once: 16 where enough warps fit */
+enum { WIDE_LEAST_WARPS = 10 };
+template <class U> int small_most(const Queue &q, int segs) {
+    return stream_shape<U, 2>((size_t)q.shared_max, segs, false).warps >= (segs < WIDE_LEAST_WARPS ? segs : (int)WIDE_LEAST_WARPS) ? 16 : 8;
+}
+template <class U, int N> void stream_launch(Queue &q, LinearArgs a, bool glu) {
+    StreamShape g = stream_shape<U, N>((size_t)q.shared_max, a.segs, glu);
+    small_items(a, g, glu, q.sms);
+    launch(q, k_linear_stream<U, N>, dim3((unsigned)q.sms), 32 * (g.warps + StreamSize<N>::REDUCERS), stream_shared<U, N>(g, a.segs), a, g);
+}
+
 inline bool acts_fit(int R, int segs) { return (size_t)R * segs * 352 <= (size_t)ACT_KB * 1024; }
 
-/* Beyond ACT_KB the alternative is eight row slots whose activations are read from device memory for every item, so fewer warps or shallower rings
- * are the lesser evil where shared memory is large */
+/* Beyond ACT_KB the alternative is eight row slots whose activations are fetched again for every item, so fewer warps or shallower rings are the lesser
+ * evil where shared memory is large */
 template <class U, int R, bool GLU> bool staged_fits(const Queue &q, int segs) {
     if (acts_fit(R, segs)) return true;
+    if (R == 8 && segs > EIGHT_SEGS) return false;
     if ((size_t)q.shared_max < (size_t)WIDE_KB * 1024 || (size_t)R * segs * 352 > (size_t)ACT_WIDE_KB * 1024) return false;
     size_t bytes = 0;
-    return small_shape<U, R, GLU, true>((size_t)q.shared_max, segs, &bytes).warps >= WIDE_WARPS;
+    return small_shape<U, R, GLU>((size_t)q.shared_max, segs, &bytes).warps >= WIDE_WARPS;
 }
 
 template <class U> bool takes_norm(const Queue &q, int segs) { return one_fits<U>(q, segs) && segs <= 2 * ONE_WARPS; }
 
 template <class U, bool GLU, bool MANY> void small_rows(Queue &q, const LinearArgs &a) {
     if constexpr (MANY) {
-        if (a.rows <= 2 && acts_fit(2, a.segs)) return small_launch<U, 2, GLU, true>(q, a);
-        if (a.rows <= 4 && staged_fits<U, 4, GLU>(q, a.segs)) return small_launch<U, 4, GLU, true>(q, a);
+        if (a.rows <= 4 && staged_fits<U, 4, GLU>(q, a.segs)) return small_launch<U, 4, GLU>(q, a);
     }
-    if (staged_fits<U, 8, GLU>(q, a.segs)) small_launch<U, 8, GLU, true>(q, a);
-    else small_launch<U, 8, GLU, false>(q, a);
+    if (staged_fits<U, 8, GLU>(q, a.segs)) small_launch<U, 8, GLU>(q, a);
+    else stream_launch<U, 1>(q, a, GLU);
 }
 
-/* MANY: kernels of 2 and 4 row slots too */
+/* MANY: kernels of 4 row slots too */
 template <class U, bool MANY> void linear_small(Queue &q, const LinearArgs &a, bool glu) {
-    if (a.rows <= 1 && one_fits<U>(q, a.segs)) one_launch<U>(q, a, glu);
+    if (a.rows > 8) stream_launch<U, 2>(q, a, glu);
+    else if (a.rows <= 1 && one_fits<U>(q, a.segs)) one_launch<U>(q, a, glu);
     else if (glu) small_rows<U, true, MANY>(q, a);
     else small_rows<U, false, MANY>(q, a);
 }
@@ -108,7 +122,7 @@ template <class U> void linear_lift(Queue &q, const LiftArgs &a) {
 }
 
 #define BW_LINEAR_KERNELS(name, U, many, pack, lift) \
-    const LinearKernels name = {#U, U::UNIT, gemm_fits<U>, takes_norm<U>, linear_small<U, many>, linear_gemm<U>, linear_embed<U>, pack, lift};
+    const LinearKernels name = {#U, U::UNIT, gemm_fits<U>, takes_norm<U>, small_most<U>, linear_small<U, many>, linear_gemm<U>, linear_embed<U>, pack, lift};
 
 } // namespace bw
 #endif

@@ -126,14 +126,15 @@ template <Form F> __device__ __forceinline__ float group_value(int c, int ch, fl
 /* Activations of one segment for R row slots. The 8 columns of an mma are R rows x G groups: column gid is row gid / G, group
  * gid % G of a set of G; a register holds zero where the column belongs to another group, so one accumulator gathers G groups. HALVES: column gid is
  * row gid / 2, half gid % 2 of one group.
- * b: the B registers of the segment's 8 groups. Scales and sums of columns 2 tig and 2 tig + 1, by set: read from the block's copy
- * [segment][set][8 columns] (STAGED), else loaded from device memory into registers with the codes. */
-template <int R, bool STAGED, Form F> struct ActSource {
+ * b: the B registers of the segment's 8 groups. Scales and sums of columns 2 tig and 2 tig + 1, by set, lie in the block's copy [segment][8 groups][R]; HELD: they
+ * come to registers with the codes. */
+template <int R, Form F> struct ActSource {
     static constexpr int G = 8 / R;
     static constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M, LOWS = F == FORM_S2M;
-    static constexpr bool HALVES = R == 4 && STAGED && (F == FORM_S2 || F == FORM_S2M); /* columns: 4 rows x halves of a group of two scales */
+    static constexpr bool HALVES = R == 4 && (F == FORM_S2 || F == FORM_S2M); /* columns: 4 rows x halves of a group of two scales */
+    static constexpr bool HELD = R == 4 && !LOWS;
     uint2 b[8];
-    float2 rd[STAGED ? 1 : R], ra[STAGED || !SUMS ? 1 : R], rl[STAGED || !LOWS ? 1 : R];
+    float2 rd[HELD ? R : 1], ra[HELD && SUMS ? R : 1];
     const float *d, *a, *l;
     __device__ __forceinline__ void put_codes(int s, uint2 q, int gid) {
 #pragma unroll
@@ -144,9 +145,18 @@ template <int R, bool STAGED, Form F> struct ActSource {
             if (G > 1) asm volatile("" : "+r"(to.x), "+r"(to.y)); /* kept, not selected again for every unit */
         }
     }
+    __device__ __forceinline__ static float2 of_set(const float *p, int s) {
+        return R == 8 ? *(const float2 *)(p + s * 8) : make_float2(p[s * 8], p[s * 8 + 4]);
+    }
     __device__ __forceinline__ void from_shared(const uint8_t *codes, const float *delta, const float *sum, const float *low, int cols, int seg, int lane) {
-        int gid = lane >> 2, tig = lane & 3, at = seg * 8 * R + 2 * tig;
+        int gid = lane >> 2, tig = lane & 3, at = seg * 8 * R + (R == 8 ? 2 : 1) * tig;
         d = delta + at; a = sum + at; l = low + at;
+        if (HELD)
+#pragma unroll
+            for (int s = 0; s < R; s++) {
+                rd[HELD ? s : 0] = of_set(d, s);
+                if (SUMS) ra[HELD && SUMS ? s : 0] = of_set(a, s);
+            }
         if (HALVES) {
             const uint8_t *q = codes + (gid / G) * (cols + 32) + seg * 256 + tig * 8 + (gid & 1) * 4;
 #pragma unroll
@@ -161,49 +171,34 @@ template <int R, bool STAGED, Form F> struct ActSource {
 #pragma unroll
         for (int s = 0; s < R; s++) put_codes(s, *(const uint2 *)(q + s * G * 32), gid);
     }
-    __device__ __forceinline__ static float2 two(const float *p, const Acts &x, int seg, int s, int tig) {
-        float v[2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int col = 2 * tig + e, g = seg * 8 + s * G + col % G;
-            v[e] = g < x.cols >> 5 ? __ldcg(p + (size_t)g * x.ld + col / G) : 0.0f;
-        }
-        return make_float2(v[0], v[1]);
-    }
-    __device__ __forceinline__ void from_device(const Acts &x, int seg, int lane) {
-        int gid = lane >> 2, tig = lane & 3, groups = x.cols >> 5;
-#pragma unroll
-        for (int s = 0; s < R; s++) {
-            int g = seg * 8 + s * G + gid % G;
-            put_codes(s, g < groups ? __ldcg((const uint2 *)(x.q + (size_t)(gid / G) * x.cols + g * 32 + tig * 8)) : make_uint2(0, 0), gid);
-            rd[STAGED ? 0 : s] = two(x.delta, x, seg, s, tig);
-            if (SUMS) ra[STAGED ? 0 : s] = two(x.sum, x, seg, s, tig);
-            if (LOWS) rl[STAGED ? 0 : s] = two(x.low, x, seg, s, tig);
-        }
-    }
-    __device__ __forceinline__ float2 delta(int s) const { return STAGED ? *(const float2 *)(d + s * 8) : rd[STAGED ? 0 : s]; }
-    __device__ __forceinline__ float2 sum(int s) const { return !SUMS ? make_float2(0, 0) : STAGED ? *(const float2 *)(a + s * 8) : ra[STAGED ? 0 : s]; }
-    __device__ __forceinline__ float2 low(int s) const { return !LOWS ? make_float2(0, 0) : STAGED ? *(const float2 *)(l + s * 8) : rl[STAGED ? 0 : s]; }
+    __device__ __forceinline__ float2 delta(int s) const { return HELD ? rd[HELD ? s : 0] : of_set(d, s); }
+    __device__ __forceinline__ float2 sum(int s) const { return !SUMS ? make_float2(0, 0) : HELD ? ra[HELD && SUMS ? s : 0] : of_set(a, s); }
+    __device__ __forceinline__ float2 low(int s) const { return !LOWS ? make_float2(0, 0) : of_set(l, s); }
 };
 
 /* scales of the groups of an mma's columns 2 tig and 2 tig + 1 for one row of the unit */
 struct RowScales { float a[2], b[2], m0[2], m1[2]; };
 
+/* the products of values below zero and of those from zero up, in one accumulator */
+template <bool TWO> __device__ __forceinline__ void apart_dots(const TableApart &t0, const TableApart &t1, uint2 b, bool first, int *c, int *ch) {
+    if (TWO) {
+        mma16_to(first, c, t0.plus[0], t1.plus[0], b.x);
+        mma16_to(first, ch, t0.plus[1], t1.plus[1], b.y);
+        mma16(c, t0.minus[0], t1.minus[0], b.x);
+        mma16(ch, t0.minus[1], t1.minus[1], b.y);
+    } else {
+        mma32_to(first, c, t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], b.x, b.y);
+        mma32(c, t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], b.x, b.y);
+    }
+}
+
 /* the integers of a group of a unit: c of its first 16 columns and ch of the others where these have scales of their own, else c of all (HALVES: by column).
  * first: c and ch begin */
-template <class U, bool HALVES> __device__ __forceinline__ void group_dots(const typename U::Pack &p0, const typename U::Pack &p1, int e, uint2 b, bool first, int *c, int *ch) {
+template <class U, bool HALVES>
+__device__ __forceinline__ void group_dots(const typename U::Pack &p0, const typename U::Pack &p1, int e, uint32_t zero, uint2 b, bool first, int *c, int *ch) {
     constexpr bool TWO = (U::FORM == FORM_S2 || U::FORM == FORM_S2M) && !HALVES;
     if constexpr (U::APART) {
-        const TableApart t0 = U::signs(p0, e), t1 = U::signs(p1, e);
-        if (TWO) {
-            mma16_to(first, c, t0.plus[0], t1.plus[0], b.x);
-            mma16_to(first, ch, t0.plus[1], t1.plus[1], b.y);
-            mma16(c, t0.minus[0], t1.minus[0], b.x);
-            mma16(ch, t0.minus[1], t1.minus[1], b.y);
-        } else {
-            mma32_to(first, c, t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], b.x, b.y);
-            mma32(c, t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], b.x, b.y);
-        }
+        apart_dots<TWO>(U::signs(p0, e, zero), U::signs(p1, e, zero), b, first, c, ch);
     } else {
         uint32_t l0, h0, l1, h1;
         U::unpack(p0, e, l0, h0);
@@ -215,31 +210,51 @@ template <class U, bool HALVES> __device__ __forceinline__ void group_dots(const
 /* Scales of a unit are made by the quad of lanes that reads them, each lane those of one word of two rows, and pass through shared memory while the
  * products run. The pitch keeps lanes that store, and those that read, in separate banks. */
 enum { BOX_PITCH = 18, BOX = 4 * BOX_PITCH }; /* float4 of a warp: [4 words][16 rows], a[2] and b[2] */
-template <class U, int R> __host__ __device__ constexpr bool boxed() { return R >= 4 && U::FORM != FORM_S2M; }
+template <class U, int R> __host__ __device__ constexpr bool boxed() { return U::FORM != FORM_S2M; }
 
-/* p of one unit in shared memory: R = 8: columns 2 tig and 2 tig + 1; R = 4: row slot tig; R = 2: row slot tig / 2 in odd lanes */
+/* first: the packs that a unit begins with, asked for before the box is written */
+template <class U> __device__ __forceinline__ void box_scales(const uint8_t *w, int lane, float4 *box, typename U::Pack *first) {
+    const int gid = lane >> 2, tig = lane & 3;
+    typename U::Pair raw[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) raw[r] = U::fetch(w + 2 * U::HALF, gid + 8 * r, tig);
+#pragma unroll
+    for (int r = 0; r < 2; r++) first[r] = U::template load_pack<true>(w, 0, r, lane);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float a[2], b[2];
+        U::pair(raw[r], tig, a, b);
+        box[tig * BOX_PITCH + gid + 8 * r] = make_float4(a[0], a[1], b[0], b[1]);
+    }
+    __syncwarp();
+}
+/* scales of word `at` of a row, from the box where there is one */
+template <class U, int R> __device__ __forceinline__ RowScales row_scales(const uint8_t *scales, const float4 *box, int row, int at) {
+    if (boxed<U, R>()) {
+        const float4 v = box[at * BOX_PITCH + row];
+        return {{v.x, v.y}, {v.z, v.w}, {0, 0}, {0, 0}};
+    }
+    RowScales s;
+    const typename U::Pair raw = U::fetch(scales, row, at);
+    U::pair(raw, at, s.a, s.b);
+    unit_mins<U>(raw, s.m0, s.m1);
+    return s;
+}
+
+/* p of one unit in shared memory: R = 8: columns 2 tig and 2 tig + 1; R = 4: row slot tig */
 /* read() is called by the whole warp once the unit is not read again */
-template <class U, int R, bool STAGED, class Read>
-__device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, STAGED, U::FORM> &x, int lane, float4 *box, float (*p)[2], Read read) {
+template <class U, int R, class Read>
+__device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, U::FORM> &x, int lane, uint32_t zero, float4 *box, float (*p)[2], Read read) {
     constexpr int G = 8 / R;
     constexpr Form F = U::FORM;
-    constexpr bool HALVES = ActSource<R, STAGED, F>::HALVES;
+    constexpr bool HALVES = ActSource<R, F>::HALVES;
     const int gid = lane >> 2, tig = lane & 3;
     const uint8_t *scales = w + 2 * U::HALF;
     p[0][0] = p[0][1] = p[1][0] = p[1][1] = 0.0f;
     typename U::Pack pk[2][2 * U::PACKS];
-    typename U::Pair raw[2];
     RowScales sc[2];
-    if constexpr (boxed<U, R>()) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float a[2], b[2];
-            raw[r] = U::fetch(scales, gid + 8 * r, tig);
-            U::pair(raw[r], tig, a, b);
-            box[tig * BOX_PITCH + gid + 8 * r] = make_float4(a[0], a[1], b[0], b[1]);
-        }
-        __syncwarp();
-    }
+    typename U::Pack first[2];
+    if constexpr (boxed<U, R>()) box_scales<U>(w, lane, box, first);
 #pragma unroll
     for (int s = 0; s < R; s++) {
         int c[HALVES ? G : 1][4], ch[4];
@@ -248,23 +263,14 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
             const int j = s * G + k, e = (j & 3) % U::GP;
             if (!e)
 #pragma unroll
-                for (int r = 0; r < 2; r++) pk[r][j / U::GP] = U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, r, lane);
-            group_dots<U, HALVES>(pk[0][j / U::GP], pk[1][j / U::GP], e, x.b[j], HALVES || !k, c[HALVES ? k : 0], ch);
+                for (int r = 0; r < 2; r++)
+                    pk[r][j / U::GP] = boxed<U, R>() && !j ? first[r] : U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, r, lane);
+            group_dots<U, HALVES>(pk[0][j / U::GP], pk[1][j / U::GP], e, zero, x.b[j], HALVES || !k, c[HALVES ? k : 0], ch);
         }
         const float2 d = x.delta(s), a = x.sum(s), z = x.low(s);
         if (R < 8 || !(s & 1))
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const int at = R == 8 ? s >> 1 : R == 4 ? s : 2 * s + (tig & 1);
-                if (boxed<U, R>()) {
-                    const float4 v = box[at * BOX_PITCH + gid + 8 * r];
-                    sc[r] = {{v.x, v.y}, {v.z, v.w}, {0, 0}, {0, 0}};
-                    continue;
-                }
-                raw[r] = U::fetch(scales, gid + 8 * r, at);
-                U::pair(raw[r], at, sc[r].a, sc[r].b);
-                unit_mins<U>(raw[r], sc[r].m0, sc[r].m1);
-            }
+            for (int r = 0; r < 2; r++) sc[r] = row_scales<U, R>(scales, box, gid + 8 * r, R == 8 ? s >> 1 : s);
         if (s == R - 1) read();
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -276,20 +282,14 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, S
             if constexpr (R == 8) {
                 p[r][0] = fmaf(d.x, t0, p[r][0]);
                 p[r][1] = fmaf(d.y, t1, p[r][1]);
-            } else {
-#pragma unroll
-                for (int st = 0; st < G / 2; st++) {
-                    p[r][0] = fmaf(d.y, t1, fmaf(d.x, t0, p[r][0]));
-                    if (G > 2 && (st < G / 2 - 1 || s < R - 1)) p[r][0] = __shfl_sync(~0u, p[r][0], st, G / 2);
-                }
-            }
+            } else p[r][0] = fmaf(d.y, t1, fmaf(d.x, t0, p[r][0]));
         }
     }
     if (boxed<U, R>()) __syncwarp(); /* the box may be filled again */
 }
 
 /* p's of a unit: [R][PITCH] floats, rows of a column adjacent; the pitch keeps the four columns of a store in separate banks */
-template <int R> struct PartLayout { static constexpr int PITCH = R > 2 ? 20 : 16, UNIT = R * PITCH; };
+template <int R> struct PartLayout { static constexpr int PITCH = 20, UNIT = R * PITCH; };
 template <int R> __device__ __forceinline__ void unit_store(float *ps, int lane, float (*p)[2]) {
     constexpr int P = PartLayout<R>::PITCH;
     int gid = lane >> 2, tig = lane & 3;
@@ -297,14 +297,14 @@ template <int R> __device__ __forceinline__ void unit_store(float *ps, int lane,
     for (int r = 0; r < 2; r++) {
         float *at = ps + gid + 8 * r;
         if (R == 8) { at[2 * tig * P] = p[r][0]; at[(2 * tig + 1) * P] = p[r][1]; }
-        else if (R == 4) at[tig * P] = p[r][0];
-        else if (tig & 1) at[(tig >> 1) * P] = p[r][0];
+        else at[tig * P] = p[r][0];
     }
 }
 
-/* a segment of R rows of activations into shared memory, by one warp */
-template <int R, Form F> __device__ __forceinline__ void stage_acts(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low, int seg, int lane) {
-    constexpr int G = 8 / R;
+/* asks for a segment of R rows of activations, by one warp: codes, then for each value that the form reads the 8 groups' R of it. sum and low follow delta
+ * in shared memory. Rows past the last are read as they are: nobody reads what becomes of them. */
+template <int R, Form F> __device__ __forceinline__ void stage_acts(const LinearArgs &a, uint8_t *codes, float *delta, int seg, int lane) {
+    enum { FLOATS = F == FORM_S2M ? 3 : F == FORM_S1M ? 2 : 1, CHUNKS = 2 * R };
     const int cols = a.x.cols, pitch = a.segs * 256 + 32;
 #pragma unroll
     for (int i = lane; i < 16 * R; i += 32) {
@@ -312,21 +312,13 @@ template <int R, Form F> __device__ __forceinline__ void stage_acts(const Linear
         if (c < cols) cp16(codes + (i >> 4) * pitch + c, a.x.q + (size_t)(i >> 4) * cols + c);
     }
 #pragma unroll
-    for (int i = lane; i < 8 * R; i += 32) {
-        const int col = i & 7, g = seg * 8 + (i >> 3) * G + col % G, ok = g < cols / 32, to = seg * 8 * R + i;
-        const size_t at = (size_t)g * a.x.ld + col / G;
-        delta[to] = ok ? __ldcg(a.x.delta + at) : 0.0f;
-        if (F == FORM_S1M || F == FORM_S2M) sum[to] = ok ? __ldcg(a.x.sum + at) : 0.0f;
-        if (F == FORM_S2M) low[to] = ok ? __ldcg(a.x.low + at) : 0.0f;
+    for (int i = lane; i < FLOATS * CHUNKS; i += 32) {
+        const int what = i / CHUNKS, k = i % CHUNKS, g = seg * 8 + k / (R / 4);
+        const float *from = what == 0 ? a.x.delta : what == 1 ? a.x.sum : a.x.low;
+        float *to = delta + what * a.segs * 8 * R + seg * 8 * R + k * 4;
+        if (g < cols >> 5) cp16(to, from + (size_t)g * a.x.ld + k % (R / 4) * 4);
+        else *(float4 *)to = make_float4(0, 0, 0, 0);
     }
-}
-
-/* the segments warp, warp + step, ... */
-template <int R, Form F> __device__ __forceinline__ void stage_own(const LinearArgs &a, uint8_t *codes, float *delta, float *sum, float *low, int warp, int step, int lane) {
-#pragma unroll 1
-    for (int seg = warp; seg < a.segs; seg += step) stage_acts<R, F>(a, codes, delta, sum, low, seg, lane);
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncwarp();
 }
 
 enum { SMALL_WARPS = 16, SMALL_DEPTH = 32, SMALL_BARS = (SMALL_WARPS * SMALL_DEPTH + 4) * 8 + 96 }; /* most consumer warps, units of a ring; bytes of barriers */
@@ -338,13 +330,19 @@ struct SmallShape {
     int chunk, chunks; /* segments of a chunk, at least `warps` also in the last one; chunks of an item */
     bool mixed;        /* a warp folds segments that another has brought */
     int each, more;    /* whole items of a block; the first `more` blocks have one more */
+    int early;         /* units that the warps in turn ask for before the dependency wait: the input queues behind them, which takes microseconds */
 };
 
-/* most threads of a block; unstaged activations need more registers a thread */
-template <class U, int R, bool STAGED> __host__ __device__ constexpr int small_threads() { return R < 8 ? 576 : STAGED ? 640 : U::FORM == FORM_S2M ? 384 : 512; }
+/* Most threads of a block. The 99 KB of compute capability 12.0 hold 12 warps that fold at most: fewer threads may have more registers. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1200
+#define BW_FEWER(threads, others) threads
+#else
+#define BW_FEWER(threads, others) others
+#endif
+template <int R> __host__ __device__ constexpr int small_threads() { return BW_FEWER(512, R < 8 ? 576 : 640); }
 
 /* reducer warps */
-template <int R> __host__ __device__ constexpr int small_reducers() { return R == 8 ? 4 : R == 4 ? 2 : 1; }
+template <int R> __host__ __device__ constexpr int small_reducers() { return R == 8 ? 4 : 2; }
 
 /* the part that tile block tb belongs to; tb becomes its number within the part */
 __device__ __forceinline__ int part_of(const LinearArgs &a, int &tb) {
@@ -387,9 +385,9 @@ template <class U, bool GLU> struct UnitQueue {
         int tb = half ? a.whole + (b >> 1) : b + item * gridDim.x, p = GLU ? t >> 1 : part_of(a, tb);
         return a.part[p].w + ((size_t)(tb * 2 + (t & 1)) * a.segs + fold - item * a.segs) * U::UNIT;
     }
-    /* by the whole warp */
+    /* by the whole warp; the first 32 addresses are found before */
     __device__ __forceinline__ void next(uint8_t *slot, uint64_t *bar, int lane) {
-        if (!(k & 31)) src = source(k + lane);
+        if (!(k & 31) && k) src = source(k + lane);
         if (lane == (k & 31) && src) {
             bar_expect(bar, U::UNIT);
             bulk_copy(slot, src, U::UNIT, bar);
@@ -399,14 +397,68 @@ template <class U, bool GLU> struct UnitQueue {
     }
 };
 
+/* Each warp reads another line of the arguments, so that they come to the constant cache at once and not one after the other as they are wanted */
+__device__ __forceinline__ void small_arguments(const LinearArgs &a, int warp) {
+    enum { WORDS = sizeof(LinearArgs) / 4, LINE = 16 };
+    if (warp * LINE >= WORDS) return;
+    const uint32_t v = ((const uint32_t *)&a)[warp * LINE];
+    asm volatile("" ::"r"(v));
+}
+
+enum { SMALL_BUFS = 2 };
+
+/* A reducer warp: adds the p's of its rows, segments ascending, and stores what follows them. A lane has a column; of half an item the lanes of the second
+ * tile hold nothing. */
+template <int R, bool GLU>
+__device__ __forceinline__ void small_reduce(const LinearArgs &a, const SmallShape &g, const float *parts, uint64_t *handed, uint64_t *freed, int rw, int lane) {
+    constexpr int RW = small_reducers<R>(), OUT = R / RW, PU = PartLayout<R>::UNIT;
+    constexpr int T = GLU ? 4 : 2;
+    const int C = g.chunk;
+    int turn = 0;
+    for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
+        const int half = item - a.whole;
+        int tb = half < 0 ? item : a.whole + (half >> 1), part = GLU ? 0 : part_of(a, tb), n = tb * 32 + lane + (half < 0 ? 0 : (half & 1) * 16);
+        const LinearPart &p = a.part[part];
+        if (half >= 0 && lane > 15) n = p.n;
+        float y[2 * OUT], res[OUT]; /* res: read while the consumers work */
+#pragma unroll
+        for (int i = 0; i < 2 * OUT; i++) y[i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < OUT; i++) res[i] = !GLU && rw + i * RW < a.rows && n < p.n ? linear_res(p, rw + i * RW, n) : 0.0f;
+        for (int r = 0; r < g.chunks; r++, turn++) {
+            const int count = min(C, a.segs - r * C), buf = turn & 1;
+            bar_wait(handed + buf, turn >> 1 & 1);
+#pragma unroll
+            for (int i = 0; i < 2 * OUT; i++) { /* gate, then up */
+                if (i >= OUT && !GLU) break;
+                const float *ps = parts + (size_t)(buf * T + i / OUT * 2 + (lane >> 4)) * C * PU + (rw + i % OUT * RW) * PartLayout<R>::PITCH + (lane & 15);
+#pragma unroll 8
+                for (int w = 0; w < count; w++) y[i] = y[i] + ps[w * PU];
+            }
+            __syncwarp();
+            if (!lane) bar_arrive(freed + buf);
+        }
+#pragma unroll
+        for (int i = 0; i < OUT; i++) {
+            const int col = rw + i * RW;
+            if (col >= a.rows) continue;
+            if (!GLU) { if (n < p.n) linear_store(p, col, n, y[i], res[i]); continue; }
+            float gate = linear_scaled(a.part[0], n, y[i]), v = (a.gelu ? bw_gelu(gate) : bw_silu(gate)) * linear_scaled(a.part[1], n, y[i + OUT]);
+            if (n < p.n) p.y[(size_t)col * p.n + n] = v;
+            if (a.xo.q) quant_group(a.xo, col, n >> 5, lane, v, a.fault, a.op);
+        }
+    }
+}
+
 /* R row slots (rows <= R), T tiles of 16 outputs a tile block: 2 of one part; GLU: 2 of gate, 2 of up. Persistent over items.
- * Threads: consumer warps fold units that come through their own rings of bulk copies, filled before the dependency wait and never drained between
- * items; reducer warps add the p's, handed over in shared memory, segments ascending.
- * Traffic: every weight byte once; activations once a block (STAGED) or once a segment and item. */
-template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds__(small_threads<U, R, STAGED>(), 1) k_linear_small(LinearArgs a, SmallShape g) {
-    constexpr int T = GLU ? 4 : 2, RW = small_reducers<R>(), ITEMS = T / 2 * R / RW, PU = PartLayout<R>::UNIT, BUFS = 2;
+ * Threads: consumer warps fold units that come through their own rings of bulk copies, which begin before the dependency wait, are filled behind the
+ * input and never drained between items; reducer warps add the p's, handed over in shared memory, segments ascending.
+ * Traffic: every weight byte once; activations once a block. */
+template <class U, int R, bool GLU>
+__global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __grid_constant__ LinearArgs a, const __grid_constant__ SmallShape g) {
+    constexpr int T = GLU ? 4 : 2, RW = small_reducers<R>(), PU = PartLayout<R>::UNIT, BUFS = SMALL_BUFS;
     extern __shared__ __align__(128) uint8_t sm[];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth, S = a.segs, C = g.chunk;
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = g.warps, D = g.depth, S = a.segs, C = g.chunk; /* warp: a register */
     uint64_t *full = (uint64_t *)sm + warp * SMALL_DEPTH, *handed = (uint64_t *)sm + SMALL_WARPS * SMALL_DEPTH, *freed = handed + BUFS; /* full: of a warp */
     float4 *box = (float4 *)(sm + SMALL_BARS) + warp * BOX;
     uint8_t *rings = sm + SMALL_BARS + (boxed<U, R>() ? W * BOX * 16 : 0), *ring = rings + (size_t)warp * D * U::UNIT;
@@ -414,11 +466,14 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
     uint8_t *codes = (uint8_t *)(parts + BUFS * T * C * PU);
     float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + S * 8 * R, *low = sum + S * 8 * R;
     UnitQueue<U, GLU> queue = {a, g, NULL, 0, warp};
+    small_arguments(a, warp);
     if (warp < W) {
         if (lane < D) bar_init(full + lane, 1);
         bar_fence();
         __syncwarp();
-        for (int i = 0; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
+        queue.src = queue.source(lane);
+#pragma unroll 1
+        for (int i = 0; i < D && i * W + warp < g.early; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
     } else if (threadIdx.x - W * 32 < BUFS) {
         int i = threadIdx.x - W * 32;
         bar_init(handed + i, C);
@@ -427,17 +482,24 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
     pdl_trigger();
     __syncthreads(); /* the barriers are there */
     pdl_wait();
-    if (STAGED && warp < W) stage_own<R, U::FORM>(a, codes, delta, sum, low, warp, W, lane);
+    if (warp < W) {
+#pragma unroll 1
+        for (int seg = warp; seg < S; seg += W) stage_acts<R, U::FORM>(a, codes, delta, seg, lane);
+#pragma unroll 1
+        for (int i = queue.k; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane); /* behind the input */
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();
+    }
     if (g.mixed) __syncthreads(); /* else a warp reads what it brought */
     if (warp < W) {
         int slot = 0, ring_phase = 0, held = -1;
-        ActSource<R, STAGED, U::FORM> x;
+        ActSource<R, U::FORM> x;
+        const uint32_t zero = (uint32_t)lane * ((uint32_t)a.n_parts >> 8); /* the compiler does not know: what it is part of stays in a register of each lane */
         for (int item = blockIdx.x, seg = warp, turn = 0; item < a.items;) {
             const int tiles = GLU ? 4 : item < a.whole ? 2 : 1, chunk = g.chunks > 1 ? small_quotient(seg, C) : 0, buf = (turn + chunk) & 1;
             bar_wait(freed + buf, ((turn + chunk) >> 1 & 1) ^ 1);
             if (seg != held) {
-                if (STAGED) x.from_shared(codes, delta, sum, low, S * 256, seg, lane);
-                else x.from_device(a.x, seg, lane);
+                x.from_shared(codes, delta, sum, low, S * 256, seg, lane);
                 held = seg;
             }
             float *to = parts + ((size_t)buf * T * C + seg - chunk * C) * PU;
@@ -445,7 +507,7 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
             for (int t = 0; t < tiles; t++) {
                 float p[2][2];
                 bar_wait(full + slot, ring_phase);
-                unit_fold<U, R, STAGED>(ring + slot * U::UNIT, x, lane, box, p, [&]() {
+                unit_fold<U, R>(ring + slot * U::UNIT, x, lane, zero, box, p, [&]() {
                     __syncwarp();
                     queue.next(ring + slot * U::UNIT, full + slot, lane);
                 });
@@ -460,55 +522,20 @@ template <class U, int R, bool GLU, bool STAGED> __global__ void __launch_bounds
         }
         return;
     }
-    const int rw = warp - W;
-    int turn = 0;
-    for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
-        constexpr int OUT = GLU ? ITEMS / 2 : ITEMS;
-        const int half = item - a.whole; /* of half an item the lanes of the second tile hold nothing */
-        int tb = half < 0 ? item : a.whole + (half >> 1), part = GLU ? 0 : part_of(a, tb), n = tb * 32 + lane + (half < 0 ? 0 : (half & 1) * 16);
-        const LinearPart &p = a.part[part];
-        if (half >= 0 && lane > 15) n = p.n;
-        float y[ITEMS], res[OUT]; /* res: read while the consumers work */
-#pragma unroll
-        for (int i = 0; i < ITEMS; i++) y[i] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < OUT; i++) res[i] = !GLU && (rw + i * RW) % R < a.rows && n < p.n ? linear_res(p, (rw + i * RW) % R, n) : 0.0f;
-        for (int r = 0; r < g.chunks; r++, turn++) {
-            const int count = min(C, S - r * C), buf = turn & 1;
-            bar_wait(handed + buf, turn >> 1 & 1);
-#pragma unroll
-            for (int i = 0; i < ITEMS; i++) {
-                int pair = i * RW / R, col = (rw + i * RW) % R;
-                const float *ps = parts + (size_t)(buf * T + pair * 2 + (lane >> 4)) * C * PU + col * PartLayout<R>::PITCH + (lane & 15);
-#pragma unroll 8
-                for (int w = 0; w < count; w++) y[i] = y[i] + ps[w * PU];
-            }
-            __syncwarp();
-            if (!lane) bar_arrive(freed + buf);
-        }
-#pragma unroll
-        for (int i = 0; i < OUT; i++) {
-            int col = (rw + i * RW) % R;
-            if (col >= a.rows) continue;
-            if (!GLU) { if (n < p.n) linear_store(p, col, n, y[i], res[i]); continue; }
-            float gate = linear_scaled(a.part[0], n, y[i]), v = (a.gelu ? bw_gelu(gate) : bw_silu(gate)) * linear_scaled(a.part[1], n, y[i + OUT]);
-            if (n < p.n) p.y[(size_t)col * p.n + n] = v;
-            if (a.xo.q) quant_group(a.xo, col, n >> 5, lane, v, a.fault, a.op);
-        }
-    }
+    small_reduce<R, GLU>(a, g, parts, handed, freed, warp - W, lane);
 }
 
-template <class U, int R, bool GLU, bool STAGED> inline size_t small_shared(const SmallShape &g, int segs) {
+template <class U, int R, bool GLU> inline size_t small_shared(const SmallShape &g, int segs) {
     constexpr int FLOATS = U::FORM == FORM_S2M ? 3 : U::FORM == FORM_S1M ? 2 : 1; /* of a group's activations */
-    const size_t acts = STAGED ? (size_t)R * (segs * 256 + 32) + (size_t)segs * 8 * R * 4 * FLOATS : 0;
+    const size_t acts = (size_t)R * (segs * 256 + 32) + (size_t)segs * 8 * R * 4 * FLOATS;
     const size_t parts = (size_t)2 * (GLU ? 4 : 2) * g.chunk * PartLayout<R>::UNIT * 4;
     return SMALL_BARS + (size_t)g.warps * ((boxed<U, R>() ? BOX * 16 : 0) + g.depth * U::UNIT) + parts + acts;
 }
 
-enum { RING_KB = 110 }; /* measured on the H200 (research/orders) */
+enum { RING_KB = 74 }; /* measured on the H200 (research/orders) */
 /* the widest block whose rings are at least two units deep and that fits */
-template <class U, int R, bool GLU, bool STAGED> SmallShape small_shape(size_t shared_max, int segs, size_t *bytes) {
-    constexpr int limit = small_threads<U, R, STAGED>() / 32 - small_reducers<R>();
+template <class U, int R, bool GLU> SmallShape small_shape(size_t shared_max, int segs, size_t *bytes) {
+    constexpr int limit = small_threads<R>() / 32 - small_reducers<R>();
     SmallShape g = {};
     for (int most = limit < SMALL_WARPS ? limit : (int)SMALL_WARPS; most > 0; most--) {
         g.warps = segs < most ? segs : most;
@@ -519,17 +546,18 @@ template <class U, int R, bool GLU, bool STAGED> SmallShape small_shape(size_t s
         g.depth = RING_KB * 1024 / (g.warps * U::UNIT);
         if (g.depth < 2) g.depth = 2;
         if (g.depth > SMALL_DEPTH) g.depth = SMALL_DEPTH;
-        while (g.depth > 2 && small_shared<U, R, GLU, STAGED>(g, segs) > shared_max) g.depth--;
-        *bytes = small_shared<U, R, GLU, STAGED>(g, segs);
+        while (g.depth > 2 && small_shared<U, R, GLU>(g, segs) > shared_max) g.depth--;
+        *bytes = small_shared<U, R, GLU>(g, segs);
         if (*bytes <= shared_max) break;
     }
+    g.early = g.warps;
     return g;
 }
 
 /* what each of `sms` blocks works on */
-template <bool GLU> void small_items(LinearArgs &a, SmallShape &g, int sms) {
+template <class Shape> void small_items(LinearArgs &a, Shape &g, bool glu, int sms) {
     const int rest = a.blocks % sms; /* tile blocks of a last round: as halves if that is one round */
-    a.whole = !GLU && 2 * rest <= sms ? a.blocks - rest : a.blocks;
+    a.whole = !glu && 2 * rest <= sms ? a.blocks - rest : a.blocks;
     a.items = 2 * a.blocks - a.whole;
     g.each = a.whole / sms;
     g.more = a.whole % sms;

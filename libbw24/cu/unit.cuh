@@ -165,9 +165,9 @@ struct U_NVFP4 : Nibbles {
     static __device__ __forceinline__ TableApart apart(const Pack &p, int c, uint32_t zero = 0) {
         return table_apart(word_of(p.v, c), 0x03020100u | zero, 0x0c080604u, 0x03020100u | zero, 0x0c080604u);
     }
-    static __device__ __forceinline__ TableApart signs(const Pack &p, int c) { /* the nibble of -0 does not occur */
+    static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) { /* the nibble of -0 does not occur; zero: as apart's */
         const uint32_t w = word_of(p.v, c);
-        return table_signs(w ^ 0x88888888u, w, 0x04030201u, 0x0d090705u, 0xfdfeff80u, 0xf4f8fafcu);
+        return table_signs(w ^ 0x88888888u, w, 0x04030201u | zero, 0x0d090705u, 0xfdfeff80u | zero, 0xf4f8fafcu);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
@@ -191,9 +191,9 @@ struct U_IQ4_XS : Nibbles, RowOfPairs<U_IQ4_XS> {
         TableApart t = table_apart(word_of(p.v, c), 0x4153687fu | zero, 0x0a162331u, 0x26190d01u | zero, 0x71594535u);
         return {{t.minus[0], t.minus[1]}, {t.plus[0], t.plus[1]}};
     }
-    static __device__ __forceinline__ TableApart signs(const Pack &p, int c) {
+    static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) {
         const uint32_t w = word_of(p.v, c);
-        return table_signs(w, w ^ 0x88888888u, 0x271a0e02u, 0x725a4636u, 0xbfad9881u, 0xf6eaddcfu);
+        return table_signs(w, w ^ 0x88888888u, 0x271a0e02u | zero, 0x725a4636u, 0xbfad9881u | zero, 0xf6eaddcfu);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};

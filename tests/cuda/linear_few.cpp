@@ -1,7 +1,7 @@
 /* LINEAR of few rows in emulation: one to four matrices over one input, gated pairs, against plain loops, bit for bit. usage: linear CASE. The sources are
  * made by test_cuda_emulated_linear_few.py from libbw24/cu. */
 #include "emulate.h"
-#include "op_linear.cuh"
+#include "op_linear_stream.cuh"
 #include "units.h"
 
 enum { SHARED = 227 * 1024 };
@@ -27,9 +27,9 @@ struct Input {
     std::vector<int8_t> q;
     std::vector<float> f[3];
     Acts a;
-    explicit Input(int cols) : q((size_t)8 * cols, 0) {
-        for (auto &x : f) x.assign((size_t)cols / 4, 0.0f);
-        a = {q.data(), f[0].data(), f[1].data(), f[2].data(), 8, cols};
+    explicit Input(int cols) : q((size_t)16 * cols, 0) {
+        for (auto &x : f) x.assign((size_t)cols / 2, 0.0f);
+        a = {q.data(), f[0].data(), f[1].data(), f[2].data(), 16, cols};
     }
     void quantise(int rows, const std::vector<float> &x) {
         static int fault;
@@ -44,16 +44,24 @@ static std::vector<float> values(size_t n) {
     return v;
 }
 
-template <class U, int R, bool GLU, bool STAGED> void launch_small(LinearArgs a, int blocks) {
-    size_t bytes = 0;
-    SmallShape g = small_shape<U, R, GLU, STAGED>(SHARED, a.segs, &bytes);
-    small_items<GLU>(a, g, blocks);
-    if (bytes > SHARED) emu::fail("a block does not fit");
-    emu::launch([=] { k_linear_small<U, R, GLU, STAGED>(a, g); }, dim3(blocks), 32 * (g.warps + small_reducers<R>()));
+/* R row slots of k_linear_small, or with N the groups of eight of k_linear_stream */
+template <class U, int R, int N, bool GLU> void launch_few(LinearArgs a, int blocks) {
+    if constexpr (N) {
+        StreamShape g = stream_shape<U, N>(SHARED, a.segs, GLU);
+        small_items(a, g, GLU, blocks);
+        if (stream_shared<U, N>(g, a.segs) > SHARED) emu::fail("a block does not fit");
+        emu::launch([=] { k_linear_stream<U, N>(a, g); }, dim3(blocks), 32 * (g.warps + StreamSize<N>::REDUCERS));
+    } else {
+        size_t bytes = 0;
+        SmallShape g = small_shape<U, R, GLU>(SHARED, a.segs, &bytes);
+        small_items(a, g, GLU, blocks);
+        if (bytes > SHARED) emu::fail("a block does not fit");
+        emu::launch([=] { k_linear_small<U, R, GLU>(a, g); }, dim3(blocks), 32 * (g.warps + small_reducers<R>()));
+    }
 }
 
 /* outputs n of each part; the first has a residual and a bias */
-template <class U, int R, bool STAGED> void plain_parts(const char *name, int rows, int cols, std::vector<int> n, int blocks) {
+template <class U, int R, int N = 0> void plain_parts(const char *name, int rows, int cols, std::vector<int> n, int blocks) {
     Input x(cols);
     x.quantise(rows, values((size_t)rows * cols));
     std::vector<std::vector<uint8_t>> w;
@@ -73,7 +81,7 @@ template <class U, int R, bool STAGED> void plain_parts(const char *name, int ro
         a.part[i] = {w[i].data(), i ? NULL : bias[i].data(), i ? NULL : res[i].data(), y[i].data(), 0.5f + i, n[i], (n[i] + 31) / 32};
         a.blocks += a.part[i].blocks;
     }
-    launch_small<U, R, false, STAGED>(a, blocks);
+    launch_few<U, R, N, false>(a, blocks);
     bool equal = true;
     for (int i = 0; i < a.n_parts; i++)
         for (int r = 0; r < rows; r++)
@@ -85,7 +93,7 @@ template <class U, int R, bool STAGED> void plain_parts(const char *name, int ro
     report(name, equal);
 }
 
-template <class U, int R, bool STAGED> void gated(const char *name, int rows, int cols, int n, int blocks) {
+template <class U, int R, int N = 0> void gated(const char *name, int rows, int cols, int n, int blocks) {
     Input x(cols), want(n), got(n);
     x.quantise(rows, values((size_t)rows * cols));
     const std::vector<uint8_t> gate = matrix<U>(n, cols), up = matrix<U>(n, cols);
@@ -101,7 +109,7 @@ template <class U, int R, bool STAGED> void gated(const char *name, int rows, in
     a.part[0] = {gate.data(), NULL, NULL, y.data(), 0.01f, n, a.blocks};
     a.part[1] = {up.data(), NULL, NULL, NULL, 0.02f, n, a.blocks};
     a.fault = &fault;
-    launch_small<U, R, true, STAGED>(a, blocks);
+    launch_few<U, R, N, true>(a, blocks);
     for (int r = 0; r < rows; r++)
         for (int k = 0; k < n; k++)
             plain[(size_t)r * n + k] = bw_silu(plain_output<U>(gate.data(), a.segs, k, x.a, r) * 0.01f) * (plain_output<U>(up.data(), a.segs, k, x.a, r) * 0.02f);
@@ -111,17 +119,22 @@ template <class U, int R, bool STAGED> void gated(const char *name, int rows, in
 
 /* segments: fewer than warps; as many; some more, shared out unevenly; three and more chunks, the last one smaller; the last segment not whole */
 template <class U> void run() {
-    plain_parts<U, 2, true>("one part, 2 rows", 2, 16 * 256 - 32, {64}, 1);
-    plain_parts<U, 4, true>("one part, 4 rows", 4, 3 * 256, {200}, 3);
-    plain_parts<U, 4, true>("three parts, 3 rows, halves", 3, 16 * 256, {96, 40, 32}, 4);
-    plain_parts<U, 4, true>("20 segments, 4 rows", 4, 20 * 256, {80, 32}, 2);
-    plain_parts<U, 4, true>("50 segments, 4 rows", 4, 50 * 256, {64}, 1);
-    plain_parts<U, 8, true>("one part, 8 rows", 8, 5 * 256 - 96, {100}, 2);
-    plain_parts<U, 8, true>("20 segments, 7 rows", 7, 20 * 256, {70}, 1);
-    plain_parts<U, 8, false>("35 segments, 8 rows, unstaged", 8, 35 * 256, {64}, 2);
-    gated<U, 4, true>("gate, 4 rows", 4, 20 * 256, 96, 2);
-    gated<U, 8, true>("gate, 8 rows", 8, 16 * 256, 64, 1);
-    gated<U, 8, true>("gate, 5 rows, 20 segments", 5, 20 * 256, 64, 1);
+    plain_parts<U, 4>("one part, 2 rows", 2, 16 * 256 - 32, {64}, 1);
+    plain_parts<U, 4>("one part, 4 rows", 4, 3 * 256, {200}, 3);
+    plain_parts<U, 4>("three parts, 3 rows, halves", 3, 16 * 256, {96, 40, 32}, 4);
+    plain_parts<U, 4>("20 segments, 4 rows", 4, 20 * 256, {80, 32}, 2);
+    plain_parts<U, 4>("50 segments, 4 rows", 4, 50 * 256, {64}, 1);
+    plain_parts<U, 8>("one part, 8 rows", 8, 5 * 256 - 96, {100}, 2);
+    plain_parts<U, 8>("20 segments, 7 rows", 7, 20 * 256, {70}, 1);
+    plain_parts<U, 8, 1>("35 segments, 8 rows, streamed", 8, 35 * 256, {64}, 2);
+    gated<U, 4>("gate, 4 rows", 4, 20 * 256, 96, 2);
+    plain_parts<U, 16, 2>("16 rows, three parts, halves, short last segment", 16, 5 * 256 - 96, {96, 40, 32}, 4);
+    plain_parts<U, 16, 2>("9 rows, 12 segments", 9, 12 * 256, {100}, 1);
+    plain_parts<U, 16, 2>("14 rows, 30 segments", 14, 30 * 256, {64, 32}, 2);
+    gated<U, 16, 2>("gate, 13 rows, 16 segments", 13, 16 * 256, 96, 2);
+    gated<U, 8, 1>("gate, 6 rows, 18 segments, streamed", 6, 18 * 256, 64, 1);
+    gated<U, 8>("gate, 8 rows", 8, 16 * 256, 64, 1);
+    gated<U, 8>("gate, 5 rows, 20 segments", 5, 20 * 256, 64, 1);
 }
 
 int main(int, char **argv) {

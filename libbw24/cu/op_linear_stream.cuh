@@ -1,0 +1,396 @@
+/* LINEAR over quantised weights (docs/numerics.md §2) for 9..16 rows in one launch, and for 5..8 rows too long for op_linear.cuh's: N groups of 8 rows share the
+ * weights and what is decoded of them. Owns the mapping of work to warps; products and hand-over are of op_linear.cuh's kind.
+ *
+ * Activations stay in shared memory where they fit (resident): then warps take the units (tile, segment) in turn. Else the warp that folds a segment fetches it,
+ * and keeps its segment over the tiles of a block. Results are handed to the warps that add them a tile at a time: more would not fit either. */
+#ifndef BW24_CU_OP_LINEAR_STREAM_CUH
+#define BW24_CU_OP_LINEAR_STREAM_CUH
+
+#include "op_linear.cuh"
+
+namespace bw {
+
+enum { STREAM_BUFS = 4 /* at most */, STREAM_PITCH = 20, STREAM_BARS = (SMALL_WARPS * SMALL_DEPTH + 2 * STREAM_BUFS) * 8 };
+template <int N> struct StreamSize {
+    enum { ROWS = 8 * N, WARPS = N == 1 ? SMALL_WARPS : 12, REDUCERS = 2 * N, PART = ROWS * STREAM_PITCH, CODES = ROWS * 288 };
+    enum { THREADS = BW_FEWER(384, 32 * (WARPS + REDUCERS)) };
+};
+
+/* A chunk is as many segments as are handed over together: all of a tile, or one of each warp (segment w of each chunk, the last one may be smaller). */
+struct StreamShape {
+    int warps, depth;  /* warps that fold; units of a warp's ring */
+    int resident;      /* all activations in shared memory */
+    int slots, chunks; /* segments of a chunk; chunks of a tile */
+    int bufs;          /* chunks in shared memory */
+    int glu;           /* a tile block is 32 outputs of gate and of up */
+    int each, more;    /* whole items of a block; the first `more` blocks have one more */
+    int early;         /* as SmallShape's */
+};
+
+/* floats a group has of each row: scale, sums */
+template <Form F> __host__ __device__ constexpr int group_floats() { return F == FORM_S2M ? 3 : F == FORM_S1M ? 2 : 1; }
+template <class U, int N> __host__ __device__ constexpr int stream_slot() { return StreamSize<N>::CODES + 2 * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4; }
+
+/* Activations as a warp sees them: a segment's codes [rows][pitch] and its scales and sums [value][8 groups][rows]; B registers of the groups of rows. */
+template <Form F, int N> struct StreamActs {
+    enum { ROWS = 8 * N, VALUES = group_floats<F>() * 8 * ROWS };
+    uint2 b[N][8];
+    const float *now; /* of the segment in b, at the lane's columns */
+    /* asks for a segment, by the whole warp */
+    static __device__ __forceinline__ void ask(const Acts &x, int seg, uint8_t *codes, int pitch, float *values, int lane) {
+        const int c = seg * 256 + (lane & 15) * 16, row = lane >> 4;
+        if (c < x.cols)
+#pragma unroll
+            for (int r = 0; r < ROWS; r += 2) cp16(codes + (r + row) * pitch + (lane & 15) * 16, x.q + (size_t)(r + row) * x.cols + c);
+#pragma unroll
+        for (int i = lane; i < VALUES / 4; i += 32) {
+            const int what = i / (2 * ROWS), g = seg * 8 + i / (2 * N) % 8;
+            float *to = values + i * 4;
+            if (g < x.cols >> 5) cp16(to, (what == 0 ? x.delta : what == 1 ? x.sum : x.low) + (size_t)g * x.ld + i % (2 * N) * 4);
+            else *(float4 *)to = make_float4(0, 0, 0, 0);
+        }
+    }
+    __device__ __forceinline__ void take(const uint8_t *codes, int pitch, const float *values, int lane) {
+        const int gid = lane >> 2, tig = lane & 3;
+        now = values + 2 * tig;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int j = 0; j < 8; j++) b[n][j] = *(const uint2 *)(codes + (n * 8 + gid) * pitch + j * 32 + tig * 8);
+    }
+    __device__ __forceinline__ float2 value(int what, int n, int group) const { return *(const float2 *)(now + (what * 8 + group) * ROWS + n * 8); }
+};
+
+/* unit_fold<U, 8> for N groups of rows: p[n][r] of columns 2 tig and 2 tig + 1 of group n, row gid + 8r of the unit */
+template <class U, int N, class Read>
+__device__ __forceinline__ void stream_fold(const uint8_t *w, const StreamActs<U::FORM, N> &x, int lane, uint32_t zero, float4 *box, float (*p)[2][2], Read read) {
+    constexpr Form F = U::FORM;
+    constexpr bool TWO = F == FORM_S2 || F == FORM_S2M;
+    const int gid = lane >> 2, tig = lane & 3;
+    const uint8_t *scales = w + 2 * U::HALF;
+    RowScales sc[2];
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) p[i >> 2][i >> 1 & 1][i & 1] = 0.0f;
+    typename U::Pack pk[2];
+    if constexpr (boxed<U, 8>()) box_scales<U>(w, lane, box, pk);
+#pragma unroll
+    for (int s = 0; s < 8; s++) {
+        const int e = (s & 3) % U::GP;
+        int c[N][4], ch[N][4];
+        if (!e && (s || !boxed<U, 8>()))
+#pragma unroll
+            for (int r = 0; r < 2; r++) pk[r] = U::template load_pack<true>(w + (s >> 2) * U::HALF, (s & 3) / U::GP, r, lane);
+        if constexpr (U::APART) {
+            const TableApart t0 = U::signs(pk[0], e, zero), t1 = U::signs(pk[1], e, zero);
+#pragma unroll
+            for (int n = 0; n < N; n++) apart_dots<TWO>(t0, t1, x.b[n][s], true, c[n], ch[n]);
+        } else {
+            uint32_t l0, h0, l1, h1;
+            U::unpack(pk[0], e, l0, h0);
+            U::unpack(pk[1], e, l1, h1);
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                if (TWO) { mma16_first(c[n], l0, l1, x.b[n][s].x); mma16_first(ch[n], h0, h1, x.b[n][s].y); }
+                else mma32_first<U::UNSIGNED>(c[n], l0, l1, h0, h1, x.b[n][s].x, x.b[n][s].y);
+            }
+        }
+        if (!(s & 1))
+#pragma unroll
+            for (int r = 0; r < 2; r++) sc[r] = row_scales<U, 8>(scales, box, gid + 8 * r, s >> 1);
+        if (s == 7) read();
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const float2 d = x.value(0, n, s), a = F == FORM_S1M || F == FORM_S2M ? x.value(1, n, s) : make_float2(0, 0), z = F == FORM_S2M ? x.value(2, n, s) : make_float2(0, 0);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float sa = sc[r].a[s & 1], sb = sc[r].b[s & 1], m0 = sc[r].m0[s & 1], m1 = sc[r].m1[s & 1];
+                const float t0 = group_value<F>(c[n][2 * r], ch[n][2 * r], sa, sb, sa * -MAGIC_F, F == FORM_S2M ? z.x : a.x, m0, m1, a.x - z.x);
+                const float t1 = group_value<F>(c[n][2 * r + 1], ch[n][2 * r + 1], sa, sb, sa * -MAGIC_F, F == FORM_S2M ? z.y : a.y, m0, m1, a.y - z.y);
+                p[n][r][0] = fmaf(d.x, t0, p[n][r][0]);
+                p[n][r][1] = fmaf(d.y, t1, p[n][r][1]);
+            }
+        }
+    }
+    if (boxed<U, 8>()) __syncwarp(); /* the box may be filled again */
+}
+
+/* bytes of the block's activations */
+template <class U, int N> __host__ __device__ inline int stream_acts(const StreamShape &g, int segs) {
+    return g.resident ? StreamSize<N>::ROWS * (segs * 256 + 32) + segs * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4 : g.warps * stream_slot<U, N>();
+}
+
+/* The units that a warp asks for, in the order in which it folds them: every `warps`th of (tile, segment), or of each item the tiles of its segment in every
+ * chunk. Unit k is asked for by lane k % 32. */
+template <class U> struct StreamQueue {
+    const LinearArgs &a;
+    const StreamShape &g;
+    const uint8_t *src;
+    int k, warp, folds; /* folds: chunks in which the warp has a segment */
+    __device__ __forceinline__ const uint8_t *source(int i) const {
+        const int b = blockIdx.x, whole = g.each + (b < g.more), shift = g.glu ? 2 : 1, fold = i >> shift, item = small_quotient(fold, folds);
+        int tile, seg; /* tile of the block */
+        if (g.resident) {
+            tile = small_quotient(warp + i * g.warps, a.segs);
+            seg = warp + i * g.warps - tile * a.segs;
+        } else if (item < whole) {
+            tile = (item << shift) + (i & ((1 << shift) - 1));
+            seg = (fold - item * folds) * g.warps + warp;
+        } else { /* half an item: one tile */
+            const int chunk = i - (whole * folds << shift);
+            tile = (whole << shift) + (chunk >= folds);
+            seg = chunk * g.warps + warp;
+        }
+        int tb = b + (tile >> shift) * (int)gridDim.x, t = tile & ((1 << shift) - 1);
+        if (tile >> shift >= whole) {
+            if (t || b >= a.items - a.whole) return NULL;
+            tb = a.whole + (b >> 1);
+            t = b & 1;
+        }
+        const int p = g.glu ? t >> 1 : part_of(a, tb);
+        return a.part[p].w + ((size_t)(tb * 2 + (t & 1)) * a.segs + seg) * U::UNIT;
+    }
+    /* by the whole warp; the first 32 addresses are found before */
+    __device__ __forceinline__ void next(uint8_t *slot, uint64_t *bar, int lane) {
+        if (!(k & 31) && k) src = source(k + lane);
+        if (lane == (k & 31) && src) {
+            bar_expect(bar, U::UNIT);
+            bulk_copy(slot, src, U::UNIT, bar);
+            bar_issued(bar);
+        }
+        k++;
+    }
+};
+
+/* A warp that folds: its ring, its activations, its place among the chunks that are handed over */
+template <class U, int N> struct StreamWarp {
+    enum { PART = StreamSize<N>::PART, VALUES = StreamActs<U::FORM, N>::VALUES };
+    const LinearArgs &a;
+    const StreamShape &g;
+    StreamQueue<U> queue;
+    uint8_t *ring;
+    uint64_t *full, *handed, *freed;
+    float4 *box;
+    uint8_t *codes;  /* resident: [rows][pitch] of the block; else the warp's [rows][288] */
+    float *scales;   /* resident: [segment][VALUES]; else [2][VALUES] */
+    float *parts;    /* [bufs][slots][PART] */
+    int pitch, lane, warp, slot, ring_phase, buf, buf_phase;
+    StreamActs<U::FORM, N> x;
+    __device__ __forceinline__ void ask() { /* the input, and behind it the rest of the ring */
+        for (int seg = warp; seg < a.segs; seg += g.resident ? g.warps : a.segs)
+            x.ask(a.x, seg, codes + (g.resident ? seg * 256 : 0), pitch, scales + (g.resident ? seg * VALUES : 0), lane);
+#pragma unroll 1
+        for (int i = queue.k; i < g.depth; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();
+    }
+    /* the next unit, into slot `to` of the chunk */
+    __device__ __forceinline__ void fold(int to, uint32_t zero) {
+        float p[N][2][2];
+        bar_wait(full + slot, ring_phase);
+        stream_fold<U, N>(ring + slot * U::UNIT, x, lane, zero, box, p, [&]() {
+            __syncwarp();
+            queue.next(ring + slot * U::UNIT, full + slot, lane);
+        });
+        if (++slot == g.depth) { slot = 0; ring_phase ^= 1; }
+        bar_wait(freed + buf, buf_phase);
+        float *at = parts + (buf * g.slots + to) * PART;
+#pragma unroll
+        for (int n = 0; n < N; n++) unit_store<8>(at + n * 8 * STREAM_PITCH, lane, p[n]);
+        __syncwarp();
+        if (!lane) bar_arrive(handed + buf);
+    }
+    __device__ __forceinline__ void turn() {
+        if (++buf == g.bufs) { buf = 0; buf_phase ^= 1; }
+    }
+    __device__ __forceinline__ void resident(int tiles, uint32_t zero) {
+        const int S = a.segs;
+#pragma unroll 1
+        for (int tile = 0, seg = warp; tile < tiles;) {
+            x.take(codes + seg * 256, pitch, scales + seg * VALUES, lane);
+            fold(seg, zero);
+            for (seg += g.warps; seg >= S && tile < tiles; seg -= S, tile++) turn();
+        }
+    }
+    __device__ __forceinline__ void streamed(int tiles, uint32_t zero) {
+        const int each = g.glu ? 4 : 2;
+        for (int tile = 0, taken = 0; tile < tiles; tile += each) {
+            const int last = min(tiles, tile + each);
+#pragma unroll 1
+            for (int chunk = 0; chunk < g.chunks; chunk++) {
+                const bool mine = chunk < queue.folds;
+                if (mine && (queue.folds > 1 || !taken)) {
+                    asm volatile("cp.async.wait_all;" ::: "memory");
+                    __syncwarp();
+                    x.take(codes, pitch, scales + (taken & 1) * VALUES, lane);
+                    __syncwarp(); /* the codes may be overwritten */
+                    taken++;
+                    if (queue.folds > 1) x.ask(a.x, (chunk + 1 < queue.folds ? chunk + 1 : 0) * g.warps + warp, codes, pitch, scales + (taken & 1) * VALUES, lane);
+                }
+#pragma unroll 1
+                for (int t = tile; t < last; t++) {
+                    if (mine) fold(warp, zero);
+                    else {
+                        bar_wait(freed + buf, buf_phase);
+                        if (!lane) bar_arrive(handed + buf);
+                    }
+                    turn();
+                }
+            }
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+    }
+};
+
+/* A warp that adds: lane = column lane % 16 of rows row() and row() + 1. y: sums of the item's tiles, res: what they are added to */
+struct StreamSums {
+    const LinearArgs &a;
+    int lane, rw;
+    float y[4][2], res[2][2];
+    __device__ __forceinline__ int row(int i) const { return (rw >> 1) * 8 + (rw & 1) * 2 + i + (lane >> 4) * 4; } /* half warps read separate banks */
+    __device__ __forceinline__ void begin(const LinearPart &p, bool glu, int n) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) y[i >> 1][i & 1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int r = row(i & 1), col = n + (i >> 1) * 16;
+            res[i >> 1][i & 1] = !glu && r < a.rows && col < p.n ? linear_res(p, r, col) : 0.0f;
+        }
+    }
+    template <int PART> __device__ __forceinline__ void add(const float *ps, int count, float *to) const {
+        float v0 = to[0], v1 = to[1];
+        ps += row(0) * STREAM_PITCH + (lane & 15);
+#pragma unroll 4
+        for (int w = 0; w < count; w++, ps += PART) { v0 = v0 + ps[0]; v1 = v1 + ps[STREAM_PITCH]; }
+        to[0] = v0; to[1] = v1;
+    }
+    __device__ __forceinline__ void store(const LinearPart &p, int n, int tiles) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int r = row(i & 1), col = n + (i >> 1) * 16;
+            if (i >> 1 < tiles && r < a.rows && col < p.n) linear_store(p, r, col, y[i >> 1][i & 1], res[i >> 1][i & 1]);
+        }
+    }
+    /* 32 columns of one row: v0 of lanes 0-15 and v1 of lanes 0-15 (first), or both of lanes 16-31 */
+    __device__ __forceinline__ void change(float v0, float v1, float *of) const {
+        const float got = __shfl_xor_sync(~0u, lane > 15 ? v0 : v1, 16);
+        of[0] = lane > 15 ? got : v0;
+        of[1] = lane > 15 ? v1 : got;
+    }
+    __device__ __forceinline__ void gate(int tb) const {
+        const LinearPart &p = a.part[0];
+        const int n = tb * 32 + lane;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float g[2], u[2];
+            change(y[0][i], y[1][i], g);
+            change(y[2][i], y[3][i], u);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const int r = (rw >> 1) * 8 + (rw & 1) * 2 + i + k * 4;
+                if (r >= a.rows) continue;
+                const float gate = linear_scaled(p, n, g[k]), v = (a.gelu ? bw_gelu(gate) : bw_silu(gate)) * linear_scaled(a.part[1], n, u[k]);
+                if (n < p.n) p.y[(size_t)r * p.n + n] = v;
+                if (a.xo.q) quant_group(a.xo, r, n >> 5, lane, v, a.fault, a.op);
+            }
+        }
+    }
+};
+
+/* a warp that adds, over the block's items */
+template <int N> __device__ __forceinline__ void stream_reduce(const LinearArgs &a, const StreamShape &g, const float *parts, uint64_t *handed, uint64_t *freed, int rw, int lane) {
+    enum { PART = StreamSize<N>::PART };
+    StreamSums sums = {a, lane, rw};
+    int buf = 0, buf_phase = 0;
+    for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
+        const int half = item - a.whole, tiles = g.glu ? 4 : half < 0 ? 2 : 1;
+        int tb = half < 0 ? item : a.whole + (half >> 1);
+        const int part = g.glu ? 0 : part_of(a, tb), n = tb * 32 + (lane & 15) + (half < 0 ? 0 : (half & 1) * 16);
+        const LinearPart &p = a.part[part];
+        sums.begin(p, g.glu, n);
+        for (int chunk = 0; chunk < g.chunks; chunk++) {
+            const int count = min(g.slots, a.segs - chunk * g.slots);
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                if (t >= tiles) break;
+                bar_wait(handed + buf, buf_phase);
+                sums.template add<PART>(parts + buf * g.slots * PART, count, sums.y[t]);
+                __syncwarp();
+                if (!lane) bar_arrive(freed + buf);
+                if (++buf == g.bufs) { buf = 0; buf_phase ^= 1; }
+            }
+        }
+        if (g.glu) sums.gate(tb);
+        else sums.store(p, n, tiles);
+    }
+}
+
+/* Persistent over items. Warps fold units that come through their own rings; others add the p's, handed over a tile and chunk at a time, segments ascending.
+ * Traffic: every weight byte once; activations once a block (resident), or of a segment once a chunk and item. */
+template <class U, int N>
+__global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(const __grid_constant__ LinearArgs a, const __grid_constant__ StreamShape g) {
+    typedef StreamSize<N> Z;
+    extern __shared__ __align__(128) uint8_t sm[];
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = g.warps, D = g.depth, S = a.segs; /* warp: a register */
+    uint64_t *full = (uint64_t *)sm + warp * SMALL_DEPTH, *handed = (uint64_t *)sm + SMALL_WARPS * SMALL_DEPTH, *freed = handed + STREAM_BUFS;
+    uint8_t *at = sm + (STREAM_BARS + 127) / 128 * 128, *ring = at + (size_t)warp * D * U::UNIT;
+    at += (size_t)W * D * U::UNIT;
+    float4 *box = (float4 *)at + warp * BOX;
+    at += boxed<U, 8>() ? W * BOX * 16 : 0;
+    uint8_t *codes = at + (g.resident ? 0 : warp * stream_slot<U, N>());
+    float *parts = (float *)(at + stream_acts<U, N>(g, S));
+    const int pitch = g.resident ? S * 256 + 32 : 288, folds = g.chunks - (warp + (g.chunks - 1) * g.slots >= S);
+    StreamWarp<U, N> w = {a, g, {a, g, NULL, 0, warp, folds}, ring, full, handed, freed, box, codes, (float *)(codes + Z::ROWS * pitch), parts, pitch, lane, warp, 0, 0, 0, 1};
+    small_arguments(a, warp);
+    if (warp < W) {
+        if (lane < D) bar_init(full + lane, 1);
+        bar_fence();
+        __syncwarp();
+        w.queue.src = w.queue.source(lane);
+#pragma unroll 1
+        for (int i = 0; i < D && i * W + warp < g.early; i++) w.queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
+    } else if (threadIdx.x - W * 32 < STREAM_BUFS) {
+        const int i = threadIdx.x - W * 32;
+        bar_init(handed + i, g.slots);
+        bar_init(freed + i, Z::REDUCERS);
+    }
+    pdl_trigger();
+    __syncthreads(); /* the barriers are there */
+    pdl_wait();
+    if (warp < W) w.ask();
+    if (g.resident) __syncthreads(); /* else a warp reads what it brought */
+    if (warp >= W) return stream_reduce<N>(a, g, parts, handed, freed, warp - W, lane);
+    const uint32_t zero = (uint32_t)lane * ((uint32_t)a.n_parts >> 8); /* the compiler does not know: what it is part of stays in a register of each lane */
+    const int tiles = (g.each + ((int)blockIdx.x < g.more)) * (g.glu ? 4 : 2) + ((int)blockIdx.x < a.items - a.whole);
+    if (g.resident) w.resident(tiles, zero);
+    else w.streamed(tiles, zero);
+}
+
+template <class U, int N> inline size_t stream_shared(const StreamShape &g, int segs) {
+    const size_t warp = g.depth * U::UNIT + (boxed<U, 8>() ? BOX * 16 : 0);
+    return (STREAM_BARS + 127) / 128 * 128 + g.warps * warp + stream_acts<U, N>(g, segs) + (size_t)g.bufs * g.slots * StreamSize<N>::PART * 4;
+}
+/* Resident where all warps and two buffers fit, which N = 1 leaves to op_linear.cuh; else the widest block that fits. */
+template <class U, int N> StreamShape stream_shape(size_t shared_max, int segs, bool glu) {
+    constexpr int most = StreamSize<N>::WARPS;
+    StreamShape g = {};
+    g.glu = glu;
+    g.resident = N > 1;
+    g.warps = segs < most ? segs : most;
+    g.slots = segs;
+    g.bufs = g.depth = 2;
+    if (!g.resident || stream_shared<U, N>(g, segs) > shared_max) {
+        g.resident = 0;
+        g.bufs = STREAM_BUFS;
+        for (;; g.warps--) {
+            g.slots = g.warps;
+            if (g.warps == 1 || stream_shared<U, N>(g, segs) <= shared_max) break;
+        }
+    }
+    while (g.bufs < STREAM_BUFS && ++g.bufs && stream_shared<U, N>(g, segs) > shared_max) { g.bufs--; break; }
+    g.chunks = (segs + g.slots - 1) / g.slots;
+    g.early = g.warps;
+    return g;
+}
+
+} // namespace bw
+#endif
