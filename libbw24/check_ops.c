@@ -117,10 +117,11 @@ static int rows_make(check_case *c, int i) {
 }
 const check_generator bw_check_rows = {rows_count, rows_make};
 
-/* ---- LINEAR: shapes x types, then four more cases a type */
+/* ---- LINEAR: shapes x types, then more cases a type */
 typedef struct shape { int rows, cols; } shape;
 static const shape shapes[] = {{33, 32}, {31, 64}, {1, 256}, {31, 576}, {33, 640}, {33, 1536}, {1, 5120}, {31, 5120}, {33, 17408}};
-enum { EXTRA = 6 }; /* raw layout; residual, scale and bias; NORM with SiLU GLU; two types with GELU GLU; Inf; NaN */
+enum { EXTRA = 8 }; /* raw layout; residual, scale and bias; NORM with SiLU GLU; two types with GELU GLU; Inf; NaN; the second and third with many outputs */
+enum { MANY_OUTS = 5100, MANY_PAIRS = 8700 }; /* 320 tiles of 16 and 272 pairs of 32: shared out unevenly among some 130 multiprocessors */
 
 static int make_linear(check_case *c, const bw_type_info *t, shape s) {
     check_name(c, "LINEAR %s %dx%d", t->name, s.rows, s.cols);
@@ -132,28 +133,29 @@ static int make_linear(check_case *c, const bw_type_info *t, shape s) {
     return check_end(c, "y", s.rows);
 }
 
-static int make_residual(check_case *c, const bw_type_info *t) {
-    check_name(c, "LINEAR %s 33x512 x scale + bias, then ADD", t->name);
-    if (!check_input(c, "x", 512) || !check_input(c, "r", 33) || !tensor(c, "w", t->name, 512, 33, 0.37f, 1e3f) ||
-        !tensor(c, "b", "F32", 33, 1, 1.0f, 8.0f))
+static int make_residual(check_case *c, const bw_type_info *t, int rows, int cols) {
+    check_name(c, "LINEAR %s %dx%d x scale + bias, then ADD", t->name, rows, cols);
+    if (!check_input(c, "x", cols) || !check_input(c, "r", rows) || !tensor(c, "w", t->name, cols, rows, 0.37f, 1e3f) ||
+        !tensor(c, "b", "F32", rows, 1, 1.0f, 8.0f))
         return memory();
-    BW_TRY(check_line(c, "BUF y 33"));
+    BW_TRY(check_line(c, "BUF y %d", rows));
     BW_TRY(check_line(c, "LINEAR y=y x=x w=w b=b"));
     BW_TRY(check_line(c, "ADD y=r a=r b=y"));
-    steps(c, 1, 33, 2);
-    return check_end(c, "r", 33);
+    if (rows > 33) steps(c, 1, 1, 0);
+    else steps(c, 1, 33, 2);
+    return check_end(c, "r", rows);
 }
 
-static int make_glu(check_case *c, const bw_type_info *gate, const bw_type_info *up, const char *act, bool norm) {
-    check_name(c, "%sLINEAR %s and %s 31x512, then GLU %s", norm ? "NORM, " : "", gate->name, up->name, act);
-    if (!check_input(c, "x", 512) || !tensor(c, "g", gate->name, 512, 31, 1.7f, 8.0f) || !tensor(c, "u", up->name, 512, 31, 1.0f, 8.0f))
+static int make_glu(check_case *c, const bw_type_info *gate, const bw_type_info *up, const char *act, bool norm, int rows) {
+    check_name(c, "%sLINEAR %s and %s %dx512, then GLU %s", norm ? "NORM, " : "", gate->name, up->name, rows, act);
+    if (!check_input(c, "x", 512) || !tensor(c, "g", gate->name, 512, rows, 1.7f, 8.0f) || !tensor(c, "u", up->name, 512, rows, 1.0f, 8.0f))
         return memory();
     if (norm && !tensor(c, "n", "F32", 512, 1, 1.0f, 4.0f)) return memory();
-    BW_TRY(check_line(c, "BUF h 512\nBUF a 31\nBUF b 31"));
+    BW_TRY(check_line(c, "BUF h 512\nBUF a %d\nBUF b %d", rows, rows));
     if (norm) BW_TRY(check_line(c, "NORM y=h x=x w=n eps=1e-06"));
     BW_TRY(check_line(c, "LINEAR y=a x=%s w=g\nLINEAR y=b x=%s w=u\nGLU y=a g=a u=b act=%s", norm ? "h" : "x", norm ? "h" : "x", act));
-    steps(c, 1, 33, 0);
-    return check_end(c, "a", 31);
+    steps(c, 1, rows > 33 ? 1 : 33, 0);
+    return check_end(c, "a", rows);
 }
 
 static int make_fault(check_case *c, const bw_type_info *t, bool inf) {
@@ -182,9 +184,11 @@ static int linear_make(check_case *c, int i) {
         check_name(c, "LINEAR %s 33x768, the file's layout", t->name);
         return rc;
     }
-    case 1: return make_residual(c, t);
-    case 2: return make_glu(c, t, t, "silu", true);
-    case 3: return make_glu(c, t, next ? next : bw_type_at(0), "gelu", false);
+    case 1: return make_residual(c, t, 33, 512);
+    case 2: return make_glu(c, t, t, "silu", true, 31);
+    case 3: return make_glu(c, t, next ? next : bw_type_at(0), "gelu", false, 31);
+    case 6: return make_residual(c, t, MANY_OUTS, 768);
+    case 7: return make_glu(c, t, t, "silu", true, MANY_PAIRS);
     default: return make_fault(c, t, k == COUNT(shapes) + 4);
     }
 }

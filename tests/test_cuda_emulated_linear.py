@@ -30,6 +30,7 @@ def source(name: str) -> str:
         return without_ptx(emulated(name))
     if name == "unit":
         text = re.sub(r'uint32_t v;\n    asm\("prmt.*?return v;', "return emu::prmt(a, b, sel);", text, flags=re.S)
+        text = re.sub(r'uint32_t v;\n    asm\("dp2a.*?return v;', "return w >> 16;", text, flags=re.S)
         return re.sub(r'uint(\d) v;\n    asm volatile\("ld\.global.*?return v;', r"return *(const uint\1 *)p;", text, flags=re.S)
     if name == "op_linear":
         barriers = BARRIERS[: BARRIERS.index("inline void mma32")]

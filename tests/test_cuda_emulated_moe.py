@@ -58,6 +58,7 @@ def source(name: str) -> str:
     text = (CU / f"{name}.cuh").read_text(encoding="utf-8")
     if name == "unit":
         text = re.sub(r'uint32_t v;\n    asm\("prmt.*?return v;', "return emu::prmt(a, b, sel);", text, flags=re.S)
+        text = re.sub(r'uint32_t v;\n    asm\("dp2a.*?return v;', "return w >> 16;", text, flags=re.S)
         return re.sub(r'uint(\d) v;\n    asm volatile\("ld\.global.*?return v;', r"return *(const uint\1 *)p;", text, flags=re.S)
     values = text.index("/* the group value t from accumulators"), text.index("/* Activations of one segment for R row slots")
     store = text.index("/* the part that tile block tb belongs to"), text.index("/* x / n, rounded down")

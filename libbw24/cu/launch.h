@@ -15,6 +15,7 @@ struct Queue {
     bool pdl;          /* programmatic dependent launch: compute capability 9.0 and up */
     bool warp_groups;  /* compute capability 9.0: matrix instructions of warp groups (op_gemm_wgmma.cuh) */
     bool barrier;      /* the next kernel starts when all before it have ended */
+    bool twos;         /* blocks of the next kernel go in clusters of two */
     int sms, shared_max; /* multiprocessors; bytes of shared memory that a block may ask for */
     cudaError_t error;
 };
@@ -35,16 +36,25 @@ template <class... P, class... A> void launch(Queue &q, void (*kernel)(P...), di
     if (shared > 48 * 1024) q.error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     if (q.error) return;
     cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute at[1];
+    cudaLaunchAttribute at[2];
+    unsigned n = 0;
     c.gridDim = grid;
     c.blockDim = dim3((unsigned)threads);
     c.dynamicSmemBytes = shared;
     c.stream = q.stream;
-    at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    at[0].val.programmaticStreamSerializationAllowed = 1;
+    if (q.pdl && !q.barrier) {
+        at[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        at[n++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (q.twos) {
+        at[n].id = cudaLaunchAttributeClusterDimension;
+        at[n].val.clusterDim.x = 2;
+        at[n].val.clusterDim.y = at[n].val.clusterDim.z = 1;
+        n++;
+    }
     c.attrs = at;
-    c.numAttrs = q.pdl && !q.barrier ? 1 : 0;
-    q.barrier = false;
+    c.numAttrs = n;
+    q.barrier = q.twos = false;
     q.error = cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
 

@@ -2,6 +2,7 @@
 #ifndef BW24_CU_LINEAR_KERNELS_CUH
 #define BW24_CU_LINEAR_KERNELS_CUH
 
+#include <type_traits>
 #include "launch.h"
 #include "gemm_fast.h"
 #include "op_gemm_groups.cuh"
@@ -24,29 +25,36 @@ template <class U, int R, bool GLU> void small_launch(Queue &q, LinearArgs a) {
 /* One row, measured on the H200: warps that fold (more of them and deeper rings were slower), half of which ask before the dependency wait. Tiles of a
  * pass: all of a block's, or as many as fit. */
 enum { ONE_NARROW = 12, ONE_WIDE = 8, ONE_WIDE_UNIT = 4096 };
-template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, size_t limit) {
-    const int step = g.glu ? 4 : 1, most = (all + blocks - 1) / blocks * step, least = most < 8 ? most : 8;
+template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, size_t limit, int two) {
+    const int step = g.glu ? 4 : 1, most = one_most(all, blocks, two) * step, least = most < 8 || two ? most : 8; /* of blocks in twos all in one pass */
     for (g.tiles = most < 64 ? most : 64; g.tiles >= least; g.tiles -= step)
-        if (one_shared<U>(g, segs, blocks, all) <= limit) return true;
+        if (one_shared<U>(g, segs, blocks, all, two) <= limit) return true;
     return false;
 }
-template <class U> OneShape one_shape(const Queue &q, int segs, int all, bool glu) {
+/* false: nothing fits but one warp's pair and the fewest tiles, as one_fits says */
+template <class U> bool one_shape(OneShape &g, const Queue &q, int segs, int all, bool glu, int two) {
     constexpr int most = U::UNIT < ONE_WIDE_UNIT ? ONE_NARROW : ONE_WIDE;
-    OneShape g = {};
+    g = {};
     g.glu = glu;
-    g.per = all / q.sms;
-    g.more = all % q.sms;
+    g.per = all / (q.sms >> two);
+    g.more = all % (q.sms >> two);
     bool fits = false;
     for (int depth = 2; depth && !fits; depth--)
         for (int warps = most; warps >= (depth > 1 ? 4 : 1) && !fits; warps--) {
             g.warps = warps;
             g.depth = depth;
-            fits = one_fits_in<U>(g, segs, q.sms, all, (size_t)q.shared_max);
+            fits = one_fits_in<U>(g, segs, q.sms, all, (size_t)q.shared_max, two);
         }
-    if (!fits) g.tiles = glu ? 4 : 1; /* one_fits says that one warp's pair goes with these */
+    if (!fits) g.tiles = glu ? 4 : 1;
     g.early = (g.warps + 1) / 2;
-    one_divisors(g);
-    return g;
+    one_divisors(g, two);
+    return fits;
+}
+/* Blocks go in twos that share a last tile (four) where the longest work becomes shorter: 4.5 fours instead of 5. Of more tiles a half is little. */
+enum { ONE_TWOS_MOST = 8 };
+inline bool one_in_twos(const Queue &q, int all) {
+    const int alone = one_most(all, q.sms, 0), both = one_most(all, q.sms / 2, 0);
+    return q.warp_groups && q.sms % 2 == 0 && all >= 2 * q.sms && alone <= ONE_TWOS_MOST && both < 2 * alone;
 }
 template <class U> bool one_fits(const Queue &q, int segs) {
     OneShape g = {};
@@ -54,10 +62,21 @@ template <class U> bool one_fits(const Queue &q, int segs) {
     g.tiles = 4;
     return one_shared<U>(g, segs, 1, 2) <= (size_t)q.shared_max;
 }
+template <class U, int TWO> bool one_start(Queue &q, const LinearArgs &a, bool glu, int all) {
+    OneShape g;
+    if (!one_shape<U>(g, q, a.segs, all, glu, TWO) && TWO) return false;
+    q.twos = TWO;
+    launch(q, k_linear_one<U, TWO>, dim3((unsigned)q.sms), ONE_THREADS, one_shared<U>(g, a.segs, q.sms, all, TWO), a, g);
+    q.filled = true;
+    return true;
+}
+/* units that have a kernel of blocks in twos: those of matrices with 320 tiles (5120 outputs) that were measured */
+template <class U> constexpr bool ONE_TWOS = std::is_same<U, U_NVFP4>::value || std::is_same<U, U_Q4_K>::value;
 template <class U> void one_launch(Queue &q, const LinearArgs &a, bool glu) {
     const int all = glu ? a.blocks : 2 * a.blocks;
-    const OneShape g = one_shape<U>(q, a.segs, all, glu);
-    launch(q, k_linear_one<U>, dim3((unsigned)q.sms), ONE_THREADS, one_shared<U>(g, a.segs, q.sms, all), a, g);
+    if constexpr (ONE_TWOS<U>)
+        if (one_in_twos(q, all) && one_start<U, 1>(q, a, glu, all)) return;
+    one_start<U, 0>(q, a, glu, all);
 }
 
 /* rows that `small` takes at once: 16 where enough warps fit */

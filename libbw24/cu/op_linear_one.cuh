@@ -19,7 +19,7 @@ struct OneShape {
     int tiles; /* tiles of 16 outputs of a pass; with GLU a multiple of 4 */
     int glu;   /* tiles come in fours: two of gate, two of up */
     int early; /* warps that ask for their first pair before the dependency wait: the input queues behind what is asked for, which takes microseconds */
-    int per, more; /* tiles (GLU: fours) of a block; the first `more` blocks have one more */
+    int per, more; /* tiles (GLU: fours) of a block or of two; the first `more` have one more */
     uint32_t by_warps, by_tiles[2]; /* one_reciprocal of warps, and of the tiles of the first pass in a block with one more tile and in the others */
 };
 
@@ -29,29 +29,56 @@ __host__ __device__ inline uint32_t one_reciprocal(int n) { return n > 1 ? 0xfff
 __device__ __forceinline__ int one_quotient(int x, uint32_t reciprocal) { return reciprocal ? (int)__umulhi((uint32_t)x, reciprocal) : x; }
 
 /* The work of a block: `count` tiles from `first` on (GLU: groups of four tiles), in passes of g.tiles. In a pass the items are (pair of segments, tile),
- * tiles fastest, and each warp takes a run of them, so that it seldom changes its segments. */
-template <class U> struct OneWork {
+ * tiles fastest, and each warp takes a run of them, so that it seldom changes its segments.
+ * TWO = 1: blocks go in twos. Where theirs is an odd number of tiles (fours), the last is shared: `extra` tiles numbered from `count` on, of which this block has
+ * `mine` pairs of segments from `from_pair` on, behind its own items. The first block of the two adds them up. There is one pass then. */
+template <class U, int TWO> struct OneWork {
     const LinearArgs &a;
     const OneShape &g;
-    int first, count, pairs, warp;
+    int first, count, pairs, warp, extra, last, from_pair, mine;
     __device__ __forceinline__ OneWork(const LinearArgs &args, const OneShape &shape, int w) : a(args), g(shape), pairs((args.segs + 1) >> 1), warp(w) {
-        const int b = (int)blockIdx.x;
+        const int b = (int)blockIdx.x >> TWO, second = (int)blockIdx.x & TWO, half = (pairs + 1) >> 1;
         first = b * g.per + min(b, g.more);
         count = g.per + (b < g.more);
-        if (g.glu) count *= 4;
+        extra = count & TWO;
+        last = first + count - 1;
+        count >>= TWO;
+        first += second * count;
+        from_pair = second ? half : 0;
+        mine = second ? pairs - half : half;
+        if (g.glu) { count *= 4; extra *= 4; }
     }
+    __device__ __forceinline__ bool is_second() const { return blockIdx.x & TWO; }
+    /* tiles whose sums this block makes, where it has all of them in one pass */
+    __device__ __forceinline__ int sums(int n) const { return is_second() ? n : n + extra; }
     /* part and tile of it of tile t of the block */
     __device__ __forceinline__ int part_tile(int t, int &tile) const {
-        int tb = g.glu ? first + (t >> 2) : (first + t) >> 1, p = g.glu ? t >> 1 & 1 : part_of(a, tb);
-        tile = tb * 2 + ((g.glu ? t : first + t) & 1);
+        const int at = !TWO || t < count ? first + (g.glu ? t >> 2 : t) : last;
+        int tb = g.glu ? at : at >> 1, p = g.glu ? t >> 1 & 1 : part_of(a, tb);
+        tile = tb * 2 + ((g.glu ? t : at) & 1);
         return p;
     }
     /* the run of a pass of n tiles: first item, and the one after the last */
     __device__ __forceinline__ void run(int n, int &from, int &to) const {
-        from = one_quotient(warp * (n * pairs), g.by_warps);
-        to = one_quotient((warp + 1) * (n * pairs), g.by_warps);
+        const int all = n * pairs + extra * mine;
+        from = one_quotient(warp * all, g.by_warps);
+        to = one_quotient((warp + 1) * all, g.by_warps);
     }
-    __device__ __forceinline__ uint32_t by_first() const { return g.by_tiles[(int)blockIdx.x >= g.more]; }
+    __device__ __forceinline__ uint32_t by_first() const { return g.by_tiles[(int)blockIdx.x >> TWO >= g.more]; }
+    /* whether item i of a pass of n tiles is one of the shared tiles, and where then */
+    __device__ __forceinline__ bool shared(int i, int n, int &pair, int &t) const {
+        const int k = i - n * pairs;
+        if (!TWO || k < 0) return false;
+        pair = from_pair + (g.glu ? k >> 2 : k);
+        t = n + (k & (extra - 1));
+        return true;
+    }
+    /* to the next item after i */
+    __device__ __forceinline__ void next(int i, int n, int &pair, int &t) const {
+        const int own = n * pairs;
+        if (TWO && i + 1 == own) { pair = from_pair; t = n; }
+        else if (++t == (!TWO || i < own ? n : n + extra)) { pair++; t = !TWO || i < own ? 0 : n; }
+    }
     /* address of the pair of units (pair, tile t of the block), its lowest bit set where the second unit is past the matrix */
     __device__ __forceinline__ uintptr_t address(int pair, int t) const {
         int tile, p = part_tile(t, tile);
@@ -59,7 +86,7 @@ template <class U> struct OneWork {
     }
     /* of the warp's k-th pair; 0: no such pair. early: the short way for the first pass, 0 for the others */
     __device__ __forceinline__ uintptr_t source(int k) const {
-        int from, to, base = 0, n = min(g.tiles, count);
+        int from, to, pair, t, base = 0, n = min(g.tiles, count);
         run(n, from, to);
         while (k >= to - from) { /* a later pass */
             k -= to - from;
@@ -68,17 +95,38 @@ template <class U> struct OneWork {
             if (n <= 0) return 0;
             run(n, from, to);
         }
-        const int pair = (from + k) / n;
-        return address(pair, base + from + k - pair * n);
+        if (!shared(from + k, n, pair, t)) {
+            pair = (from + k) / n;
+            t = from + k - pair * n;
+        }
+        return address(pair, base + t);
     }
     __device__ __forceinline__ uintptr_t early(int k) const {
-        int from, to, n = min(g.tiles, count);
+        int from, to, pair, t, n = min(g.tiles, count);
         run(n, from, to);
         if (from + k >= to) return 0;
-        const int pair = one_quotient(from + k, by_first());
-        return address(pair, from + k - pair * n);
+        if (!shared(from + k, n, pair, t)) {
+            pair = one_quotient(from + k, by_first());
+            t = from + k - pair * n;
+        }
+        return address(pair, t);
     }
 };
+
+/* Blocks in twos. A value goes to the same place in the first block's shared memory and is counted by its barrier `bar`; the barriers are there once both
+ * blocks have passed two_here and two_ready. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void two_here() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void two_ready() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void two_hand(float *p, float v, uint64_t *bar) {
+    asm volatile("{.reg .b32 p, b; mapa.shared::cluster.u32 p,%0,0; mapa.shared::cluster.u32 b,%2,0;"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [p],%1,[b];}" ::"r"(smem_at(p)), "r"(__float_as_uint(v)), "r"(smem_at(bar)) : "memory");
+}
+#else
+__device__ __forceinline__ void two_here() {}
+__device__ __forceinline__ void two_ready() {}
+__device__ __forceinline__ void two_hand(float *, float, uint64_t *) {}
+#endif
 
 /* B registers of two segments: b[u][j] of group j */
 template <class U> struct OneActs {
@@ -369,12 +417,12 @@ enum { ONE_OUTS = 256 };
 struct OneOut { float *y; float scale, bias; };
 
 /* Sums of a pass of n tiles from `base` on, and what follows them. res: what the thread's output of the first pass is added to, or -0 */
-template <class U> __device__ __forceinline__ void one_finish(const OneWork<U> &work, int base, int n, const float *half, int pitch, const OneOut *outs, float res) {
+template <class U, int TWO> __device__ __forceinline__ void one_finish(const OneWork<U, TWO> &work, int base, int n, const float *half, int pitch, const OneOut *outs, float res) {
     const LinearArgs &a = work.a;
     const int lane = threadIdx.x & 31;
     if (work.g.glu) { /* 32 outputs are four tiles; a warp takes the gate and the up of its 32 */
         for (int q = threadIdx.x >> 5; q < n >> 2; q += ONE_WARPS) {
-            const int col = (work.first + (base >> 2) + q) * 32 + lane;
+            const int col = (!TWO || base + 4 * q < work.count ? work.first + (base >> 2) + q : work.last) * 32 + lane;
             float y[2];
             one_sum<2>(half + (4 * q + (lane >> 4)) * pitch + (lane & 15), 2 * pitch, a.segs, y);
             const float gate = linear_scaled(a.part[0], col, y[0]), v = (a.gelu ? bw_gelu(gate) : bw_silu(gate)) * linear_scaled(a.part[1], col, y[1]);
@@ -404,10 +452,10 @@ template <class U> __device__ __forceinline__ void one_finish(const OneWork<U> &
         linear_store(p, 0, col, y, r);
     }
 }
-template <class U> __device__ __forceinline__ float one_res(const OneWork<U> &work, OneOut *outs) {
+template <class U, int TWO> __device__ __forceinline__ float one_res(const OneWork<U, TWO> &work, OneOut *outs) {
     const int i = threadIdx.x;
     float res = -0.0f;
-    if (work.g.glu || i >= ONE_OUTS || i >= min(work.g.tiles, work.count) * 16) return res;
+    if (work.g.glu || i >= ONE_OUTS || i >= work.sums(min(work.g.tiles, work.count)) * 16) return res;
     int tile, part = work.part_tile(i >> 4, tile), col = tile * 16 + (i & 15);
     const LinearPart &p = work.a.part[part];
     const bool in = col < p.n;
@@ -426,14 +474,14 @@ __device__ __forceinline__ void one_arguments(const LinearArgs &a, const OneShap
 /* Persistent over its tiles. Warps fetch pairs of units ahead by bulk copies, each through its own ring, filled before the dependency wait; p's of a pass
  * stay in shared memory until all are there, then all threads add them. Passes alternate between two halves of that memory, so that one barrier a pass
  * suffices. Traffic: every weight byte once; activations once a block. */
-template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_one(const __grid_constant__ LinearArgs a, const __grid_constant__ OneShape g) {
+template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_one(const __grid_constant__ LinearArgs a, const __grid_constant__ OneShape g) {
     extern __shared__ __align__(128) uint8_t sm[];
     constexpr int PAIR = 2 * U::UNIT;
     constexpr Form F = U::FORM;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth;
     one_arguments(a, g, warp);
-    const OneWork<U> work(a, g, warp);
-    uint64_t *full = (uint64_t *)sm + warp * D;
+    const OneWork<U, TWO> work(a, g, warp);
+    uint64_t *full = (uint64_t *)sm + warp * D, *handed = (uint64_t *)(sm + ONE_BARS) - 1;
     uint8_t *ring = sm + ONE_BARS + (size_t)warp * D * PAIR;
     uintptr_t src = 0; /* lane l: of the warp's pair k with k % 32 == l that is to be asked for next */
     const auto ask = [&](int k, int slot) { /* the pair k into a slot; by the whole warp, k ascending */
@@ -446,7 +494,9 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
     int asked = 0;
     if (warp < W) {
         if (lane < D) bar_init(full + lane, 1);
+        if (TWO && !threadIdx.x) bar_init(handed, 1);
         bar_fence();
+        if (work.extra && !work.is_second() && !threadIdx.x) bar_expect(handed, work.extra * (work.pairs - work.mine) * 128);
         __syncwarp();
         src = work.early(lane);
         if (warp < g.early) {
@@ -454,10 +504,11 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
             asked = __any_sync(~0u, src != 0);
         }
     }
+    if (TWO) { __syncwarp(); two_here(); }
     pdl_trigger();
     const int pairs = work.pairs, pitch = pairs * 32 + 16; /* of a tile's p's; two tiles lie in separate banks */
     float *boxes = (float *)(sm + ONE_BARS + (size_t)W * D * PAIR), *parts = boxes + W * 256;
-    uint8_t *codes = (uint8_t *)(parts + (size_t)(work.count > g.tiles ? 2 : 1) * g.tiles * pitch);
+    uint8_t *codes = (uint8_t *)(parts + (size_t)(work.count + work.extra > g.tiles ? 2 : 1) * g.tiles * pitch);
     float *delta = (float *)(codes + pairs * 512), *sum = delta + (F == FORM_S1M || F == FORM_S2M) * pairs * 16, *low = sum + (F == FORM_S2M) * pairs * 16;
     OneOut *outs = (OneOut *)(low + pairs * 16);
     const OneRow row = {codes, delta, sum, low};
@@ -467,7 +518,7 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
     if (a.norm.x) one_values(a, loads);
     else one_codes<F>(a, row, loads);
     if (warp < W) { /* behind the loads of the input */
-        if (work.count > g.tiles) src = work.source(lane);
+        if (work.count + work.extra > g.tiles) src = work.source(lane);
 #pragma unroll 1
         for (int k = asked; k < D; k++) ask(k, k);
     }
@@ -475,6 +526,7 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
     if (a.norm.x) one_norm<F>(a, row, parts, loads);
     else one_stage<F>(a, row, loads);
     __syncthreads();
+    if (TWO) two_ready();
     OneActs<U> x;
     const uint32_t zero = (uint32_t)lane * (uint32_t)(a.rows - 1); /* one row; the compiler does not know */
     int k = 0, slot = 0, phase = 0, now = -1;
@@ -484,7 +536,11 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
         if (warp < W) {
             int i, to;
             work.run(n, i, to);
-            int pair = pass ? i / n : one_quotient(i, work.by_first()), t = i - pair * n;
+            int pair, t;
+            if (!work.shared(i, n, pair, t)) {
+                pair = pass ? i / n : one_quotient(i, work.by_first());
+                t = i - pair * n;
+            }
 #pragma unroll 1
             for (; i < to; i++, k++) {
                 if (pair != now) { x.load(codes + pair * 512, lane); now = pair; }
@@ -494,28 +550,36 @@ template <class U> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_on
                     if (!((k + D) & 31)) src = work.source(k + D + lane);
                     ask(k + D, slot);
                 });
-                half[t * pitch + pair * 32 + lane] = p;
-                if (++t == n) { t = 0; pair++; }
+                float *to_p = half + t * pitch + pair * 32 + lane;
+                if (TWO && t >= n && work.is_second()) two_hand(to_p, p, handed);
+                else *to_p = p;
+                work.next(i, n, pair, t);
                 if (++slot == D) { slot = 0; phase ^= 1; }
             }
         }
         __syncthreads();
-        one_finish(work, base, n, half, pitch, outs, res);
+        if (work.extra && !work.is_second()) bar_wait(handed, 0);
+        one_finish(work, base, work.sums(n), half, pitch, outs, res);
     }
 }
 
-inline void one_divisors(OneShape &g) {
+inline void one_divisors(OneShape &g, int two = 0) {
     const int fours = g.glu ? 4 : 1;
     g.by_warps = one_reciprocal(g.warps);
     for (int i = 0; i < 2; i++) {
-        const int n = (g.per + 1 - i) * fours;
+        const int n = ((g.per + 1 - i) >> two) * fours;
         g.by_tiles[i] = one_reciprocal(n < g.tiles ? n : g.tiles);
     }
 }
+/* the most tiles (GLU: fours) that a block has of `all` over `blocks`, a shared one counted in both of the two */
+inline int one_most(int all, int blocks, int two) {
+    const int n = blocks >> two, most = (all + n - 1) / n;
+    return (most + two) >> two;
+}
 /* bytes; `all` tiles (GLU: fours) over `blocks` */
-template <class U> inline size_t one_shared(const OneShape &g, int segs, int blocks, int all) {
+template <class U> inline size_t one_shared(const OneShape &g, int segs, int blocks, int all, int two = 0) {
     const size_t pairs = (size_t)(segs + 1) / 2;
-    const int most = (all + blocks - 1) / blocks * (g.glu ? 4 : 1);
+    const int most = one_most(all, blocks, two) * (g.glu ? 4 : 1);
     const size_t scales = 1 + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) + (U::FORM == FORM_S2M), parts = (most > g.tiles ? 2 : 1) * (size_t)g.tiles * (pairs * 32 + 16) * 4;
     return (size_t)ONE_BARS + (size_t)g.warps * (g.depth * 2 * U::UNIT + 1024) + parts + pairs * (512 + scales * 64) + ONE_OUTS * sizeof(OneOut);
 }

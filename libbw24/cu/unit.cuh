@@ -143,12 +143,19 @@ __device__ __forceinline__ uint32_t table4(uint32_t sel, uint32_t pick, const ui
     return prmt(prmt(t[0], t[1], sel), prmt(t[2], t[3], sel), pick);
 }
 
+/* w >> 16, off the pipe of prmt and shifts */
+__device__ __forceinline__ uint32_t upper_half(uint32_t w) {
+    uint32_t v;
+    asm("dp2a.lo.u32.u32 %0,%1,%2,%3;" : "=r"(v) : "r"(w), "r"(0x100u), "r"(0u));
+    return v;
+}
+
 /* A value below zero and one above it lie in words of their own, the other's byte 0: a nibble whose bit 3 is set makes prmt repeat the top bit of a
  * byte of the table, which is clear. Four prmt where signed codes take six. */
 struct TableApart { uint32_t plus[2], minus[2]; }; /* word tig, word tig + 4 */
 __device__ __forceinline__ TableApart table_apart(uint32_t w, uint32_t clear0, uint32_t clear1, uint32_t set0, uint32_t set1) {
     const uint32_t v = w ^ 0x88888888u;
-    return {{prmt(clear0, clear1, w), prmt(clear0, clear1, w >> 16)}, {prmt(set0, set1, v), prmt(set0, set1, v >> 16)}};
+    return {{prmt(clear0, clear1, w), prmt(clear0, clear1, upper_half(w))}, {prmt(set0, set1, v), prmt(set0, set1, upper_half(v))}};
 }
 
 /* The same for one product over both words: plus holds value + 1 for each value from zero up and 0 for the others, minus holds each value below zero and

@@ -91,7 +91,7 @@ template <class U> void check(const char *name, const Case &c) {
     g.per = all / c.blocks; g.more = all % c.blocks;
     one_divisors(g);
     if (one_shared<U>(g, segs, c.blocks, all) > sizeof emu::shared) { printf("FAIL %s: shared memory\n", name); bad = 1; return; }
-    emu::launch([=] { k_linear_one<U>(a, g); }, dim3(c.blocks), ONE_THREADS);
+    emu::launch([=] { k_linear_one<U, 0>(a, g); }, dim3(c.blocks), ONE_THREADS);
     bool ok = !c.norm || !memcmp(ny.data(), nwant.data(), c.cols * 4);
     for (int i = 0; i < (c.glu ? 1 : parts); i++) ok &= !memcmp(m[i].y.data(), m[i].want.data(), m[i].n * 4);
     if (c.glu) ok &= xo == xw;
