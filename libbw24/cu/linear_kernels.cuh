@@ -67,7 +67,6 @@ template <class U, int TWO> bool one_start(Queue &q, const LinearArgs &a, bool g
     if (!one_shape<U>(g, q, a.segs, all, glu, TWO) && TWO) return false;
     q.twos = TWO;
     launch(q, k_linear_one<U, TWO>, dim3((unsigned)q.sms), ONE_THREADS, one_shared<U>(g, a.segs, q.sms, all, TWO), a, g);
-    q.filled = true;
     return true;
 }
 /* units that have a kernel of blocks in twos: those of matrices with 320 tiles (5120 outputs) that were measured */
