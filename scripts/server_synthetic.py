@@ -3,7 +3,7 @@
 probability whatever they are, and the wait for the first token of a cold prompt. Every figure with drafts is synthetic: the work is real, the
 tokens mean nothing. Owns the comparison; the clients are those of `bw24 bench --url`.
 
-usage: server_synthetic.py MODEL [--draft FILE] [-k 3] [--accept 0.8] [--clients 1,8] [--tokens 256] [--prompt 2048] [-o OUT.jsonl] ...
+usage: server_synthetic.py MODEL [--draft FILE] [-k 3,auto] [--accept 0.8] [--clients 1,8] [--tokens 512] [--prompt 2048] [-o OUT.jsonl] ...
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from bw24.server import create_app  # noqa: E402
 from bw24.server.prompting import Prompter  # noqa: E402
 from bw24.server.service import Service  # noqa: E402
 from bw24.server.settings import Settings  # noqa: E402
+from bw24.speculate import AUTO  # noqa: E402
 from server_bench import chat  # noqa: E402
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
@@ -94,35 +95,40 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model")
     p.add_argument("--draft")
-    p.add_argument("-k", type=int, default=3)
+    p.add_argument("-k", default="3,auto", help="drafts a round: numbers, auto, or several of them")
     p.add_argument("--accept", type=float, default=0.8)
     p.add_argument("--clients", default="1,8")
-    p.add_argument("--tokens", type=int, default=256)
+    p.add_argument("--tokens", type=int, default=512)
     p.add_argument("--prompt", type=int, default=2048, help="tokens of the cold prompt; 0: skip it")
     p.add_argument("--device", default="auto")
     p.add_argument("--ctx", type=int, default=8192)
     p.add_argument("--prefill", default="exact", help="class of the prompt's arithmetic")
     p.add_argument("-o", "--output", type=Path)
     args = p.parse_args()
+    depths = [AUTO if k == "auto" else int(k) for k in args.k.split(",")]
+    args.k = depths[0]
     rows: list[dict[str, Any]] = []
-    rates: dict[tuple[bool, int], float] = {}
+    rates: dict[int, float] = {}
     for drafts in (False, True):
         server = Served(args, drafts)
         facts = {"engine": "bw24", "file": Path(args.model).name, "weights": "random weights", "device": server.service.engine.device_line,
                  "revision": abi.version(), "script": "scripts/server_synthetic.py"}
         if args.prompt and not drafts:
             rows.append({"what": "served-cold", **cold(server, args.prompt), **facts})
-        for clients in map(int, args.clients.split(",")):
-            load(server.port, clients, 32)
+        for clients, k in ((c, k) for c in map(int, args.clients.split(",")) for k in (depths if drafts else [0])):
+            if drafts:
+                server.service.scheduler.k = k
+            load(server.port, clients, 128 if k == AUTO else 32)  # makes a card's graphs; `auto` learns what steps cost
             found = load(server.port, clients, args.tokens)
-            rates[drafts, clients] = found["tokens_per_second"]
-            extra = {"k": args.k, "accept": args.accept, "gain": round(found["tokens_per_second"] / rates[False, clients], 3)} if drafts else {}
+            rates.setdefault(clients, found["tokens_per_second"])  # the plain server comes first
+            extra = {}
             if drafts:
                 costs = server.service.engine.costs
-                extra["draft_ms"] = round(1e3 * (costs.draft or 0), 3)
-                extra["step_ms"] = {rows: round(1e3 * seconds, 3) for rows, seconds in sorted(costs.steps.items())}
-                extra["rounds"] = server.service.scheduler.rounds.as_dict()
-            rows.append({"what": "served-drafts" if drafts else "served-plain", "clients": clients, **found, **extra, **facts})
+                extra = {"k": "auto" if k == AUTO else k, "accept": args.accept, "gain": round(found["tokens_per_second"] / rates[clients], 3),
+                         "draft_ms": round(1e3 * (costs.draft or 0), 3),
+                         "step_ms": {rows: round(1e3 * seconds, 3) for rows, seconds in sorted(costs.steps.items())},
+                         "rounds": server.service.scheduler.rounds.as_dict()}
+            rows.append({"what": "served-drafts" if drafts else "served-plain", "clients": clients, "tokens": args.tokens, **found, **extra, **facts})
         server.close()
     for row in rows:
         line = json.dumps({**row, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
