@@ -30,7 +30,8 @@ def linear_source() -> str:
     text = (CU / "op_linear.cuh").read_text(encoding="utf-8")
     barriers = BARRIERS[: BARRIERS.index("inline void mma32")]
     after = "template <bool UNSIGNED = false> __device__ __forceinline__ void mma32_to("
-    text = between(text, "/* ---- mbarriers and bulk copies", after, barriers + PRODUCTS + FIRST)
+    products = PRODUCTS[: PRODUCTS.index("template <bool UNSIGNED = false>\ninline void mma32_to")]
+    text = between(text, "/* ---- mbarriers and bulk copies", after, barriers + products + FIRST)
     return without_ptx(text)
 
 
