@@ -344,6 +344,6 @@ def test_the_cost_model_is_within_a_fifth_of_every_recorded_pair(row):
     for h in (tier_plan.Hits(counted["v"], counted["r"], 1.0), tier_plan.hits(shape, row["vram"], row["ram"])):
         assert tier_plan.cost(shape, h, rates).serial == pytest.approx(measured, rel=0.2)
     assert tier_plan.over_bus(shape, tier_plan.Hits(counted["v"], counted["r"], 1.0), rates) == pytest.approx(
-        counted["bus"] * visits * expert, rel=0.3)
+        counted["bus"] * visits * expert, rel=0.3, abs=0.035 * visits * expert)
     limit, used = row["vram"] >> 20, counted["device_mib"]
     assert 0.97 * limit < used <= limit, "the card's memory, as it was predicted"
