@@ -128,16 +128,17 @@ def served(rows: list[Record]) -> list[str]:
 
 
 def drafted(rows: list[Record]) -> list[str]:
-    """Speculation beside llama.cpp on the demo model, the newest row."""
-    found = [r for r in rows if r.data.get("kind") == "spec_peer" and not r.retired]
-    if not found:
-        return []
-    r = found[-1]
-    t = r.data["total"]
-    text = (f"accepted {t['ours_spec']['acceptance']:.3f} / {t['peer_spec']['acceptance']:.3f}, {t['ours_spec']['tokens_per_second']:.0f} / "
-            f"{t['peer_spec']['tokens_per_second']:.0f} tok/s, {r.data['speed_up']['ours']:.2f}x / {r.data['speed_up']['peer']:.2f}x of own plain")
-    what = f"speculation, K = {r.data['k']}, {r.data['prompts']} prompts, ours / llama.cpp"
-    return [f"| {r.data['model'].removesuffix('.gguf')} | {what} | {text} | `{r.id}` |"]
+    """Speculation beside llama.cpp on the demo model, the newest row of each backend."""
+    last = {r.data["backend"]: r for r in rows if r.data.get("kind") == "spec_peer" and not r.retired}
+    out = []
+    for backend, r in last.items():
+        t, gain = r.data["total"], r.data["speed_up"]
+        text = (f"accepted {t['ours_spec']['acceptance']:.3f} / {t['peer_spec']['acceptance']:.3f}, {t['ours_spec']['tokens_per_second']:.0f} / "
+                f"{t['peer_spec']['tokens_per_second']:.0f} tok/s, {gain['ours']:.2f}x / {gain['peer']:.2f}x of own plain")
+        place = "two cores" if backend == "cpu" else "an H200"
+        what = f"speculation on {place}, K = {r.data['k']}, {r.data['prompts']} prompts, ours / llama.cpp"
+        out.append(f"| {r.data['model'].removesuffix('.gguf')} | {what} | {text} | `{r.id}` |")
+    return out
 
 
 def peer_table(rows: list[Record]) -> str:
