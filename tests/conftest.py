@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bw24 import abi
+from bw24.models import resolve
+from bw24.source import Model, open_model
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -29,6 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def fixtures() -> Path:
     """Directory of the in-tree test data."""
     return FIXTURES
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    """The demo model, open; a module with another one defines its own."""
+    with open_model(resolve("demo").path) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

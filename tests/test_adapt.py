@@ -19,21 +19,13 @@ from bw24.drafter import fingerprint, open_draft
 from bw24.engine import Engine
 from bw24.errors import Bw24Error
 from bw24.generate import Generation
-from bw24.models import resolve
 from bw24.sampling import SamplingParams
 from bw24.scheduler import Job
 from bw24.scheduler_spec import DraftingScheduler
-from bw24.source import open_model
 from bw24.speculate import Drafted
 from draft_files import write_draft
 
 TEXT = "import os\n\ndef read_lines(path):\n    with open(path) as file:\n"
-
-
-@pytest.fixture(scope="module")
-def model():
-    with open_model(resolve("demo").path) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -10,20 +10,12 @@ import pytest
 
 from bw24.engine import Engine
 from bw24.jobs import Job
-from bw24.models import resolve
 from bw24.sampling import SamplingParams
 from bw24.scheduler import Scheduler
 from bw24.scheduler_spec import DraftingScheduler
-from bw24.source import open_model
 from bw24.speculate import AUTO
 
 TEXTS = ("def read_lines(path):\n", "import os\n\nclass Reader:\n    def", "def test_sum():\n    assert", "The module provides")
-
-
-@pytest.fixture(scope="module")
-def model():
-    with open_model(resolve("demo").path) as opened:
-        yield opened
 
 
 class Masked:

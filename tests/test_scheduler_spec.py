@@ -23,12 +23,6 @@ from serving import application
 TEXTS = ("def read_lines(path):\n", "import os\n\nclass Reader:\n    def", "def test_sum():\n    assert", "The module provides")
 
 
-@pytest.fixture(scope="module")
-def model():
-    with open_model(resolve("demo").path) as opened:
-        yield opened
-
-
 class OnlyEven:
     """A grammar: even ids, fifteen of them."""
 

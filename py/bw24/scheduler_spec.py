@@ -88,7 +88,7 @@ class DraftingScheduler(Scheduler):
         """A round for all of them, or a plain step where none drafts; several of either if nobody else is in the step. Returns how many."""
         if not runs:
             return 1
-        wanted = [min(k, self._left(r)) for r, k in zip(runs, speculate.wanted_together([r.seq for r in runs]), strict=True)]
+        wanted = self._wanted(runs)
         drafts = speculate.shares(self.engine, wanted)
         most = self._ahead(runs) if alone else 1
         most = min(most, *((r.seq.ahead() if any(wanted) else r.seq.sure()) for r in runs))
@@ -111,7 +111,7 @@ class DraftingScheduler(Scheduler):
         """Rows of logits for each, whose tokens are picked here: drafts serve as far as the picks are the same."""
         if not runs:
             return
-        wanted = [min(k, self._left(r)) for r, k in zip(runs, speculate.wanted_together([r.seq for r in runs]), strict=True)]
+        wanted = self._wanted(runs)
         self._hand_out()
         try:
             rows = speculate.open_rounds(self.engine, [(r.seq, r.tokens[-1]) for r in runs], speculate.shares(self.engine, wanted))
@@ -133,9 +133,11 @@ class DraftingScheduler(Scheduler):
         else:
             self._emit(run, speculate.open_rounds(self.engine, [(run.seq, run.tokens[-1])], [0]))
 
-    def _left(self, run: Run) -> int:
-        """Tokens that the reply may have after its next one."""
-        return speculate.MAX_K if run.job.limit is None else max(run.job.limit - run.generated - 1, 0)
+    @staticmethod
+    def _wanted(runs: list[Run]) -> list[int]:
+        """Drafts of each run for the round that they share, none beyond the tokens that its reply may have after its next one."""
+        left = [speculate.MAX_K if r.job.limit is None else max(r.job.limit - r.generated - 1, 0) for r in runs]
+        return [min(k, n) for k, n in zip(speculate.wanted_together([r.seq for r in runs]), left, strict=True)]
 
     # ---- figures
 
