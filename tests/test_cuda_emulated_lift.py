@@ -9,7 +9,7 @@ from test_cuda_emulated_moe import source
 
 
 def test_lifted_experts_have_the_packed_units(tmp_path):
-    for name in ("device", "kv", "rows", "float", "unit", "op_linear", "pack"):
+    for name in ("device", "kv", "rows", "float", "unit", "op_linear", "pack", "op_pack"):
         (tmp_path / f"{name}.cuh").write_text(source(name), encoding="utf-8")
     untile = (CU / "untile.h").read_text(encoding="utf-8").replace('"../canon.h"', f'"{ROOT / "libbw24" / "canon.h"}"')
     (tmp_path / "untile.h").write_text(untile, encoding="utf-8")

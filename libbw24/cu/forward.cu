@@ -233,8 +233,7 @@ static void run_embed(Pass &p, const CuStep &c) {
     const bw_op *op = &p.l->ops[c.first];
     const CuMatrix *x = matrix_of(op);
     EmbedArgs a = {x->w, buf_of(p, op->buf[0]), x->cols, x->segs, x->k ? x->minima : x->float_type, (float)op->f[0]};
-    if (x->k) x->k->embed(*p.q, a, p.rows);
-    else launch(*p.q, k_embed_float, dim3((unsigned)p.rows.n), 256, 0, a, p.rows);
+    embed_rows(*p.q, x->k, a, p.rows);
     p.quantised[(size_t)op->buf[0]] = 0;
 }
 

@@ -23,30 +23,22 @@ template <class U> static FastShape fast_shape(const Queue &q) {
     return {128, FAST_ROWS_SMALL, 256, sizeof(FastGemmShared<U, FAST_ROWS_SMALL>)};
 }
 
-struct FastUnit { const LinearKernels *of; FastShape (*shape)(const Queue &q); };
-static const FastUnit units[] = { /* in the order of FAST_ */
-    {&linear_q4_0, fast_shape<U_Q4_0>}, {&linear_q4_k, fast_shape<U_Q4_K>},     {&linear_nvfp4, fast_shape<U_NVFP4>}, {&linear_q8_0, fast_shape<U_Q8_0>},
-    {&linear_q6_k, fast_shape<U_Q6_K>}, {&linear_iq4_xs, fast_shape<U_IQ4_XS>}, {&linear_int8, fast_shape<U_INT8>},
+static FastShape (*const shapes[])(const Queue &q) = { /* by UnitId: those that the class has */
+    fast_shape<U_Q4_0>, fast_shape<U_Q4_K>, fast_shape<U_NVFP4>, fast_shape<U_Q8_0>, fast_shape<U_Q6_K>, fast_shape<U_IQ4_XS>, fast_shape<U_INT8>,
 };
-static int unit_of(const LinearKernels *k) {
-    for (int i = 0; i < (int)(sizeof units / sizeof *units); i++)
-        if (units[i].of == k) return i;
-    return -1;
-}
 
 bool gemm_fast_fits(const Queue &q, const LinearKernels *k) {
-    const int i = unit_of(k);
-    return i >= 0 && units[i].shape(q).bytes <= (size_t)q.shared_max;
+    return k->id < (int)(sizeof shapes / sizeof *shapes) && shapes[k->id](q).bytes <= (size_t)q.shared_max;
 }
 
 void gemm_fast(Queue &q, const LinearKernels *k, const LinearArgs &a, uint8_t *acts) {
-    const int padded = (a.rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD, groups = (a.x.cols + 127) / 128 * 4, unit = unit_of(k), per_warp = q.warp_groups ? 2 : 1;
-    const FastShape s = units[unit].shape(q);
+    const int padded = (a.rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD, groups = (a.x.cols + 127) / 128 * 4, per_warp = q.warp_groups ? 2 : 1;
+    const FastShape s = shapes[k->id](q);
     const int rows = q.warp_groups ? a.x.ld : padded;
     launch(q, k_fast_acts, dim3((unsigned)((groups + 8 * per_warp - 1) / (8 * per_warp)), (unsigned)(rows / 8)), 256, 0, a.x, acts, padded, false);
     int tiles = 0;
     for (int i = 0; i < a.n_parts; i++) tiles += (a.part[i].n + s.outs - 1) / s.outs;
-    launch(q, k_linear_fast, dim3((unsigned)((a.rows + s.rows - 1) / s.rows), (unsigned)tiles), s.threads, s.bytes, unit, a, (const uint8_t *)acts, padded);
+    launch(q, k_linear_fast, dim3((unsigned)((a.rows + s.rows - 1) / s.rows), (unsigned)tiles), s.threads, s.bytes, k->id, a, (const uint8_t *)acts, padded);
 }
 
 } // namespace bw

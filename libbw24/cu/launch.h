@@ -61,16 +61,17 @@ template <class... P, class... A> void launch(Queue &q, void (*kernel)(P...), di
 /* kernels of one unit type; one file linear_*.cu each, so that they compile side by side */
 struct LinearKernels {
     const char *name;
-    int unit;                                          /* bytes */
+    int id, unit;                                      /* UnitId; bytes */
+    bool packs;                                        /* pack_units and lift_units make it; else the host makes the units */
     bool (*gemm_fits)(const Queue &q);
     bool (*takes_norm)(const Queue &q, int segs);      /* `small` of one row can do the NORM before it (LinearArgs.norm) */
     int (*most)(const Queue &q, int segs);             /* rows that `small` takes: 8 or 16 */
     void (*small)(Queue &q, const LinearArgs &a, bool glu);
     void (*gemm)(Queue &q, const LinearArgs &a, uint8_t *acts); /* any rows, a.x padded to 128; acts: gemm_acts_bytes */
-    void (*embed)(Queue &q, const EmbedArgs &a, const StepRows &s);
-    void (*pack)(Queue &q, const PackArgs &a);         /* NULL: the host makes the units */
-    void (*lift)(Queue &q, const LiftArgs &a);         /* where there is pack: from backend cpu's packed form */
 };
+void embed_rows(Queue &q, const LinearKernels *k, const EmbedArgs &a, const StepRows &s); /* k NULL: a float matrix */
+void pack_units(Queue &q, const LinearKernels *k, const PackArgs &a);
+void lift_units(Queue &q, const LinearKernels *k, const LiftArgs &a); /* from backend cpu's packed form */
 /* ATTEND by pair of formats; false: not this head size. split: pieces go to a.o and a.nl, attend_merge folds them */
 bool attend_q8_0_q5_1(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
 bool attend_q8_0_q8_0(Queue &q, const AttendArgs &a, const StepRows &s, bool split);

@@ -25,7 +25,7 @@ static const bw_type_info *type_of(const CuSplitLayer &y, int matrix) {
 static bw_untile untile_of(const CuMatrix &x, const bw_type_info *t) {
     bw_untile u = {};
     for (auto &k : kinds)
-        if (x.k && x.k == k.k && x.k->pack && cpu_tile_layout(t, &u.head, &u.codes, &u.per)) u = {k.kind, u.head, u.codes, u.per, k.block, k.bytes};
+        if (x.k && x.k == k.k && x.k->packs && cpu_tile_layout(t, &u.head, &u.codes, &u.per)) u = {k.kind, u.head, u.codes, u.per, k.block, k.bytes};
     return u;
 }
 
@@ -95,7 +95,7 @@ void cu_lift_unpack(Queue &q, const CuSplitLayer &y, const bw_host_lifted &e, co
     neighbours(e, at);
     for (int i = 0; i < 3; i++) {
         const CuMatrix &x = y.m[i];
-        x.k->lift(q, {untile_of(x, type_of(y, i)), tiles + at[i], slot, x.rows, x.cols, x.segs, (size_t)(e.bytes[i] / (size_t)cpu_tiles(x.rows))});
+        lift_units(q, x.k, {untile_of(x, type_of(y, i)), tiles + at[i], slot, x.rows, x.cols, x.segs, (size_t)(e.bytes[i] / (size_t)cpu_tiles(x.rows))});
         slot += (x.bytes + 255) & ~(size_t)255;
     }
 }

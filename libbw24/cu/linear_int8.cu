@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_int8, U_INT8, false, nullptr, nullptr)
+extern BW_LINEAR_KERNELS(linear_int8, INT8, false, false)
 }

@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_int8h, U_INT8H, false, nullptr, nullptr)
+extern BW_LINEAR_KERNELS(linear_int8h, INT8H, false, false)
 }

@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_iq4_xs, U_IQ4_XS, false, linear_pack<U_IQ4_XS>, linear_lift<U_IQ4_XS>)
+extern BW_LINEAR_KERNELS(linear_iq4_xs, IQ4_XS, false, true)
 }

@@ -131,16 +131,10 @@ template <class U> void linear_gemm(Queue &q, const LinearArgs &a, uint8_t *acts
     for (int i = 0; i < a.n_parts; i++) tiles += (a.part[i].n + 127) / 128;
     launch(q, k_linear_gemm<U>, dim3((unsigned)((a.rows + 127) / 128), (unsigned)tiles), group_shape<U>(q) ? GG_THREADS : 256, gemm_bytes<U>(q), a, (const uint8_t *)acts);
 }
-template <class U> void linear_embed(Queue &q, const EmbedArgs &a, const StepRows &s) { launch(q, k_embed<U>, dim3((unsigned)s.n), 256, 0, a, s); }
-template <class U> void linear_pack(Queue &q, const PackArgs &a) {
-    launch(q, k_pack<U>, dim3((unsigned)((a.rows + 15) / 16 * a.segs)), 128, 0, a, LiftArgs());
-}
-template <class U> void linear_lift(Queue &q, const LiftArgs &a) {
-    launch(q, k_pack<U>, dim3((unsigned)((a.rows + 31) / 32 * 2 * a.segs)), 128, 0, PackArgs(), a);
-}
 
-#define BW_LINEAR_KERNELS(name, U, many, pack, lift) \
-    const LinearKernels name = {#U, U::UNIT, gemm_fits<U>, takes_norm<U>, small_most<U>, linear_small<U, many>, linear_gemm<U>, linear_embed<U>, pack, lift};
+#define BW_LINEAR_KERNELS(name, type, many, packs) \
+    const LinearKernels name = {"U_" #type, UNIT_##type, U_##type::UNIT, packs, gemm_fits<U_##type>, takes_norm<U_##type>, small_most<U_##type>, \
+                                linear_small<U_##type, many>, linear_gemm<U_##type>};
 
 } // namespace bw
 #endif

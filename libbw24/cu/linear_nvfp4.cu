@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_nvfp4, U_NVFP4, true, linear_pack<U_NVFP4>, linear_lift<U_NVFP4>)
+extern BW_LINEAR_KERNELS(linear_nvfp4, NVFP4, true, true)
 }

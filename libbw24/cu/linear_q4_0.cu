@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_q4_0, U_Q4_0, true, linear_pack<U_Q4_0>, linear_lift<U_Q4_0>)
+extern BW_LINEAR_KERNELS(linear_q4_0, Q4_0, true, true)
 }

@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_q6_k, U_Q6_K, true, linear_pack<U_Q6_K>, linear_lift<U_Q6_K>)
+extern BW_LINEAR_KERNELS(linear_q6_k, Q6_K, true, true)
 }

@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_q8_0, U_Q8_0, true, linear_pack<U_Q8_0>, linear_lift<U_Q8_0>)
+extern BW_LINEAR_KERNELS(linear_q8_0, Q8_0, true, true)
 }

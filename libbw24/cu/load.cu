@@ -77,7 +77,7 @@ int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *
     int rc = cu_make_stage(m);
     if (rc) return rc;
     size_t row = x->k ? (size_t)bw_row_bytes(t->type, x->cols) : 0, unit_row = x->k ? (size_t)x->segs * x->k->unit : 0;
-    bool raw = x->k && x->k->pack;
+    bool raw = x->k && x->k->packs;
     size_t tile = raw ? 16 * row : unit_row, total = x->k ? (size_t)(x->rows + 15) / 16 : x->bytes, step = x->k ? STAGE_BYTES / tile : STAGE_BYTES;
     if (!step) return bw_fail(BW24_E_UNSUPPORTED, "tensor %s: rows of %d columns are too wide for backend cuda", t->name, x->cols);
     cudaError_t e = cudaMemsetAsync(w, 0, x->bytes, c->q.stream);
@@ -95,7 +95,7 @@ int cu_fill_part(bw24_model *m, const bw_tensor *t, const CuMatrix *x, uint8_t *
             if (!e) e = cudaMemcpyAsync(c->raw[turn], from, rows * row, cudaMemcpyHostToDevice, c->q.stream);
             Queue q = c->q;
             q.pdl = false;
-            if (!e) x->k->pack(q, {c->raw[turn], w + at * unit_row, (int)rows, x->cols, x->segs, row});
+            if (!e) pack_units(q, x->k, {c->raw[turn], w + at * unit_row, (int)rows, x->cols, x->segs, row});
             if (!e) e = q.error;
         } else {
             host_units(m, t, x, src, (int)at, (int)(at + n), c->stage[turn]);

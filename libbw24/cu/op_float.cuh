@@ -57,13 +57,5 @@ static __global__ void __launch_bounds__(256) k_linear_float(FloatArgs a) {
         if (row0 + r < a.rows) linear_store(a.p, row0 + r, n0 + lane, y[r], linear_res(a.p, row0 + r, n0 + lane));
 }
 
-/* EMBED of a float matrix */
-static __global__ void __launch_bounds__(256) k_embed_float(EmbedArgs a, StepRows s) {
-    pdl_trigger();
-    pdl_wait();
-    size_t from = (size_t)s.token[blockIdx.x] * a.cols;
-    for (int c = threadIdx.x; c < a.cols; c += 256) a.y[(size_t)blockIdx.x * a.cols + c] = float_at(a.type, a.w, from + c) * a.c;
-}
-
 } // namespace bw
 #endif

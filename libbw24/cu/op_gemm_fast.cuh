@@ -139,7 +139,6 @@ constexpr int FAST_ROWS = FAST_ROWS_LARGE;
 #endif
 
 
-enum { FAST_Q4_0, FAST_Q4_K, FAST_NVFP4, FAST_Q8_0, FAST_Q6_K, FAST_IQ4_XS, FAST_INT8 }; /* units that the class has */
 
 /* x: blocks of rows, y: tiles of 128 outputs; acts: the bf16 activations, of `padded` rows */
 template <class U> __device__ __forceinline__ void fast_gemm(const LinearArgs &a, const uint8_t *acts, int padded) {
@@ -199,12 +198,12 @@ template <class U> __device__ __forceinline__ void gemm_of_card(const LinearArgs
 /* one kernel for all units: the choice is made once */
 static __global__ void __launch_bounds__(BW_WARP_GROUPS ? WG_THREADS : 256, 1) k_linear_fast(int unit, LinearArgs a, const uint8_t *acts, int padded) {
     switch (unit) {
-    case FAST_Q4_0: gemm_of_card<U_Q4_0>(a, acts, padded); break;
-    case FAST_Q4_K: gemm_of_card<U_Q4_K>(a, acts, padded); break;
-    case FAST_NVFP4: gemm_of_card<U_NVFP4>(a, acts, padded); break;
-    case FAST_Q8_0: gemm_of_card<U_Q8_0>(a, acts, padded); break;
-    case FAST_Q6_K: gemm_of_card<U_Q6_K>(a, acts, padded); break;
-    case FAST_IQ4_XS: gemm_of_card<U_IQ4_XS>(a, acts, padded); break;
+    case UNIT_Q4_0: gemm_of_card<U_Q4_0>(a, acts, padded); break;
+    case UNIT_Q4_K: gemm_of_card<U_Q4_K>(a, acts, padded); break;
+    case UNIT_NVFP4: gemm_of_card<U_NVFP4>(a, acts, padded); break;
+    case UNIT_Q8_0: gemm_of_card<U_Q8_0>(a, acts, padded); break;
+    case UNIT_Q6_K: gemm_of_card<U_Q6_K>(a, acts, padded); break;
+    case UNIT_IQ4_XS: gemm_of_card<U_IQ4_XS>(a, acts, padded); break;
     default: gemm_of_card<U_INT8>(a, acts, padded); break;
     }
 }

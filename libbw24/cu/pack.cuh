@@ -124,14 +124,18 @@ template <class U> __device__ __forceinline__ void pack_segment(const uint8_t *r
 /* Backend cpu's packed tiles -> units, all of the matrix's. A block of 128 threads makes a unit: the tile's groups of the segment to shared memory, from
  * there to rows of the file, from those to the unit; so nothing but whole lines goes to and from memory. */
 struct LiftArgs { bw_untile u; const uint8_t *tiles; uint8_t *units; int rows, cols, segs; size_t tile_bytes; };
-enum { LIFT_HEADS = 1024 }; /* bytes beyond the rows' own that a segment of a tile may have */
+enum { LIFT_HEADS = 1024, /* bytes beyond the rows' own that a segment of a tile may have */
+       MOST_SEGMENT = 272, MOST_UNIT = 4352 }; /* bytes of a row's segment in the file and of a unit, the largest (Q8_0) */
 
 __device__ __forceinline__ void copy_words(uint8_t *to, const uint8_t *from, int bytes) {
     for (int i = threadIdx.x; i < bytes / 4; i += blockDim.x) ((uint32_t *)to)[i] = from ? __ldcs((const uint32_t *)from + i) : 0;
 }
 
-template <class U> __device__ __forceinline__ void lift_unit(const LiftArgs &a) {
-    __shared__ __align__(16) uint8_t in[16 * RawSegment<U>::BYTES + LIFT_HEADS], rows[16 * RawSegment<U>::BYTES], unit[U::UNIT];
+struct LiftRoom { __align__(16) uint8_t in[16 * MOST_SEGMENT + LIFT_HEADS], rows[16 * MOST_SEGMENT], unit[MOST_UNIT]; };
+
+template <class U> __device__ __forceinline__ void lift_unit(const LiftArgs &a, LiftRoom &room) {
+    static_assert(RawSegment<U>::BYTES <= MOST_SEGMENT && U::UNIT <= MOST_UNIT, "room of a block");
+    uint8_t *in = room.in, *rows = room.rows, *unit = room.unit;
     const int seg = blockIdx.x % a.segs, tile = blockIdx.x / a.segs, groups = min(8, a.cols / 32 - seg * 8), row = threadIdx.x >> 3;
     const bool some = tile * UNTILE_ROWS < a.rows;
     copy_words(unit, NULL, U::UNIT);
@@ -148,9 +152,7 @@ template <class U> __device__ __forceinline__ void lift_unit(const LiftArgs &a) 
     for (int i = threadIdx.x; i < U::UNIT / 4; i += 128) to[i] = ((uint32_t *)unit)[i];
 }
 
-/* units from the file's rows, or, where lift.tiles is not NULL, from packed tiles */
-template <class U> __global__ void __launch_bounds__(128) k_pack(PackArgs a, LiftArgs lift) {
-    if (lift.tiles) return lift_unit<U>(lift);
+template <class U> __device__ __forceinline__ void pack_unit(const PackArgs &a) {
     const int seg = blockIdx.x % a.segs, tile = blockIdx.x / a.segs, row = threadIdx.x >> 3, at = tile * 16 + row;
     if (at >= a.rows) return;
     const uint8_t *raw = a.raw + (size_t)at * a.row_bytes + (size_t)seg * RawSegment<U>::BYTES;
@@ -160,10 +162,8 @@ template <class U> __global__ void __launch_bounds__(128) k_pack(PackArgs a, Lif
 /* EMBED: y [rows][cols] = row token * c. type: FloatType of float weights; of units 1 where the type has minima (adding +0 would lose a -0) */
 struct EmbedArgs { const uint8_t *w; float *y; int cols, segs, type; float c; };
 
-template <class U> __global__ void __launch_bounds__(256) k_embed(EmbedArgs a, StepRows s) {
-    pdl_trigger();
-    pdl_wait();
-    const int i = blockIdx.x, token = s.token[i], row = token & 15, lane0 = (row & 7) * 4, r = row >> 3;
+template <class U> __device__ __forceinline__ void embed_row(const EmbedArgs &a, int i, int token) {
+    const int row = token & 15, lane0 = (row & 7) * 4, r = row >> 3;
     const uint8_t *units = a.w + (size_t)(token >> 4) * a.segs * U::UNIT;
     float *y = a.y + (size_t)i * a.cols;
     for (int k = threadIdx.x; k < a.segs * 32; k += 256) { /* (segment, group, tig) */

@@ -59,6 +59,9 @@ __host__ __device__ inline int int8_place(int c, int row, int e) {
     return ((c >> 1) * 2 + (row >> 3)) * 512 + lane * 16 + (c & 1) * 8 + (word >> 2) * 4 + (e & 3);
 }
 
+/* which unit, for kernels that serve all of them; UNIT_FLOAT: none, a float matrix */
+enum UnitId { UNIT_Q4_0, UNIT_Q4_K, UNIT_NVFP4, UNIT_Q8_0, UNIT_Q6_K, UNIT_IQ4_XS, UNIT_INT8, UNIT_INT8H, UNIT_FLOAT };
+
 struct Pack4 { uint4 v; };
 
 /* four-bit codes: one 16-byte load holds 4 groups, low nibbles = word tig, high nibbles = word tig + 4 */
