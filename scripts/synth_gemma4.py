@@ -46,7 +46,7 @@ def layer(s: Shape, i: int, tensor: type[Tensor]) -> list[Tensor]:
     norms = ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"]
     norms += ["pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"] if e["experts"] else []
     out = [tensor(f"{b}{name}.weight", (s.dim,), "norm", i) for name in norms]
-    out += [tensor(b + "attn_q.weight", (s.dim, s.heads * dim), block=i), tensor(b + "attn_q_norm.weight", (dim,), "norm", i),
+    out += [tensor(b + "attn_q.weight", (s.dim, s.heads * dim), block=i), tensor(b + "attn_q_norm.weight", (dim,), "score", i),
             tensor(b + "attn_output.weight", (s.heads * dim, s.dim), block=i), tensor(b + "layer_output_scale.weight", (1,), "norm", i)]
     if _owns_kv(s, i):
         out += [tensor(b + "attn_k.weight", (s.dim, kv_heads * dim), block=i), tensor(b + "attn_k_norm.weight", (dim,), "norm", i)]

@@ -278,11 +278,12 @@ def type_plan(tensors: list[Tensor], mix: str, head: str | None = None, embed: s
 
 
 def vector(t: Tensor, seed: int) -> np.ndarray:
-    """A small F32 tensor: norm 1 +- 0.05; bias N(0, 0.02); gate as a router's rows; conv N(0, 0.5); dt and decay in the range of trained recurrent
-    layers."""
+    """A small F32 tensor: norm 1 +- 0.05; score a norm of queries that no factor follows, so that scores are of order one; bias N(0, 0.02); gate
+    as a router's rows; conv N(0, 0.5); dt and decay in the range of trained recurrent layers."""
     rng = np.random.default_rng([seed, zlib.crc32(t.name.encode())])
     n = math.prod(t.shape)
-    recipe = {"norm": lambda: rng.uniform(0.95, 1.05, n), "bias": lambda: rng.normal(0, 0.02, n), "conv": lambda: rng.normal(0, 0.5, n),
+    recipe = {"norm": lambda: rng.uniform(0.95, 1.05, n), "score": lambda: rng.uniform(0.95, 1.05, n) / math.sqrt(n),
+              "bias": lambda: rng.normal(0, 0.02, n), "conv": lambda: rng.normal(0, 0.5, n),
               "freqs": lambda: np.where(np.arange(n) < synth_gemma4.ROTATED, 1.0, 1e30), "gate": lambda: rng.normal(0, 1 / math.sqrt(t.shape[0]), n),
               "dt": lambda: rng.uniform(-4.6, -2.2, n), "decay": lambda: -rng.uniform(0.5, 8.0, n)}
     return recipe[t.role]().astype("<f4")

@@ -7,6 +7,7 @@ of several sequences, `truncate` keeps a token too many, `seed` makes rows depen
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -43,6 +44,9 @@ class FakeEngine:
         self.fault, self.ctx, self.max_rows, self.n_vocab = fault, ctx, max_rows, VOCAB
         self.script = script  # token wanted after each position: its logit is the largest
         self.calls: list[int] = []
+        self.experts = 1
+        self.model = SimpleNamespace(params=SimpleNamespace(int=lambda key, default: self.experts if key == "expert_count" else default))
+        self.noise = 0.0  # of the logits of several rows, as class fast has it
 
     def sequence(self) -> FakeSequence:
         return FakeSequence(self)
@@ -56,6 +60,8 @@ class FakeEngine:
             if want:
                 out.append(self.row(seq.tokens))
         logits = np.array(out, np.float32).reshape(len(out), VOCAB)
+        if self.noise and len(rows) > 1:
+            logits += np.random.default_rng(1).normal(0, self.noise, logits.shape).astype(np.float32)
         several = len({id(seq) for seq, _, _ in rows}) > 1
         wrong = {"decode": len(rows) == 1, "width": len(rows) > 16, "batch": several, "seed": True}.get(self.fault, False)
         if wrong and len(out):

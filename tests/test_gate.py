@@ -115,3 +115,12 @@ def test_the_foreign_float_environment_is_foreign_and_goes_away():
         up, flushed, third = libm.fegetround(), small * small, one / 3.0
     assert up == 0x800 and flushed == 0.0 and third > one / 3.0
     assert libm.fegetround() == 0 and small * small > 0
+
+
+@pytest.mark.parametrize(("noise", "experts", "match"), [(0.1, 1, True), (0.6, 1, False), (0.6, 8, True), (3.0, 8, False)])
+def test_class_fast_is_held_to_a_bound_that_a_router_widens(noise, experts, match):
+    engine = FakeEngine()
+    engine.prefill_class, engine.noise, engine.experts = "fast", noise, experts
+    check = gate.verify_prefill(engine, list(range(20)))
+    assert check.match is match and check.error == pytest.approx(noise**2 / 4, rel=0.25)
+    assert f"{'WITHIN' if match else 'BEYOND'} {0.5 if experts > 1 else 0.01:g}" in check.line()

@@ -48,12 +48,15 @@ def maxdiff(a: np.ndarray, b: np.ndarray) -> float:
 # Of the class fast: |prefill - decode|^2 / |decode|^2 over the logits of the last rows. bf16 adds about 2^-16 a layer to the square
 # (kernel-check holds ATTEND to 2^-12), the int8 activations behind it round differently then; a wrong key, mask or head is of order 1.
 FAST_BOUND = 0.01
+# Where a router chooses, a small difference chooses another expert now and then, and what follows differs by that expert: a mixture of 12
+# layers and random weights has 0.08 in class fast where a cache in q8_0 instead of f32 alone makes 0.01. Two unrelated rows have 2.
+FAST_BOUND_ROUTED = 0.5
 
 
 @dataclass
 class PrefillCheck:
     """The last rows of a prompt, as prefill and as decode. `seq` stands after the prompt, `logits` f32 [vocab] are its last row's.
-    `error`: squared difference over squared decode; the class exact matches where no bit differs, the class fast where it is within FAST_BOUND."""
+    `error`: squared difference over squared decode; the class exact matches where no bit differs, the class fast where it is within `bound`."""
 
     prefill_argmax: int
     decode_argmax: int
@@ -65,12 +68,13 @@ class PrefillCheck:
     prompt_seconds: float  # of the prompt's own pass
     prefill: str = "exact"  # numeric class
     error: float = 0.0
+    bound: float = FAST_BOUND
 
     def line(self) -> str:
         """The gate line."""
         verdict = "MATCH" if self.match else "MISMATCH"
         if self.prefill == "fast":
-            verdict = f"error={self.error:.2e} {'WITHIN' if self.match else 'BEYOND'} {FAST_BOUND:g} (class fast, approximate)"
+            verdict = f"error={self.error:.2e} {'WITHIN' if self.match else 'BEYOND'} {self.bound:g} (class fast, approximate)"
         picks = f"argmax={self.prefill_argmax} decode argmax={self.decode_argmax}"
         return f"verify-prefill {picks} logit maxdiff={self.difference:.3e} {verdict}"
 
@@ -80,6 +84,11 @@ class PrefillCheck:
             "prefill_argmax": self.prefill_argmax, "decode_argmax": self.decode_argmax, "maxdiff": self.difference, "rows": self.rows,
             "match": self.match, "prefill": self.prefill, "error": self.error,
         }
+
+
+def fast_bound(engine: Engine) -> float:
+    """Largest `error` of class fast that the gate lets pass."""
+    return FAST_BOUND_ROUTED if engine.model.params.int("expert_count", 1) > 1 else FAST_BOUND
 
 
 def verify_prefill(engine: Engine, ids: Sequence[int], seq: Timeline | None = None, progress: Progress | None = None,
@@ -109,8 +118,9 @@ def verify_prefill(engine: Engine, ids: Sequence[int], seq: Timeline | None = No
                     worst, equal = max(worst, maxdiff(first[row], second)), False
                     error += float(np.square(first[row].astype(np.float64) - second).sum())
     last, error = first[-1].copy(), error / size if size else 0.0
-    match = equal if engine.prefill_class == "exact" else error <= FAST_BOUND
-    return PrefillCheck(int(last.argmax()), int(second.argmax()), worst, match, rows, seq, last, seconds, engine.prefill_class, error)
+    bound = fast_bound(engine)
+    match = equal if engine.prefill_class == "exact" else error <= bound
+    return PrefillCheck(int(last.argmax()), int(second.argmax()), worst, match, rows, seq, last, seconds, engine.prefill_class, error, bound)
 
 
 # ---- the whole list
