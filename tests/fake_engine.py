@@ -45,7 +45,7 @@ class FakeEngine:
         self.script = script  # token wanted after each position: its logit is the largest
         self.calls: list[int] = []
         self.experts = 1
-        self.model = SimpleNamespace(params=SimpleNamespace(int=lambda key, default: self.experts if key == "expert_count" else default))
+        self.model = SimpleNamespace(mtp=None, params=SimpleNamespace(int=lambda key, default: self.experts if key == "expert_count" else default))
         self.noise = 0.0  # of the logits of several rows, as class fast has it
 
     def sequence(self) -> FakeSequence:
