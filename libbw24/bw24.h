@@ -331,7 +331,11 @@ int bw24_rounds(bw24_model *model, bw24_round_request *requests, int32_t n, int3
  * *made: tokens that each has now, at least one; all but the last are in its sequence. The tokens are those of single steps. An error after the first
  * token is left to the next call, which meets it again; only where the step was cancelled it comes with what was made. */
 int bw24_decode(bw24_model *model, bw24_decode_request *requests, int32_t n, int32_t most, double seconds, const int32_t *end, int32_t *made);
-/* the same in three parts, for a host that picks the tokens: draft makes drafts and drafted; verify gives the logits [sum of (drafted + 1)][vocab];
+/* the same, and the logits [most][n][vocab] that each token was drawn from, for a host that may take back what was drawn: with several rows of them
+ * a token that it refuses costs no step of its own. They come to the host, so it draws; the tokens are those of bw24_decode. NULL: as bw24_decode. */
+int bw24_decode_logits(bw24_model *model, bw24_decode_request *requests, int32_t n, int32_t most, double seconds, const int32_t *end, float *logits,
+                       int32_t *made);
+/* rounds in three parts, for a host that picks the tokens: draft makes drafts and drafted; verify gives the logits [sum of (drafted + 1)][vocab];
  * the host sets accepted; commit moves the sequences to token and the first `accepted` drafts. Another draft gives a round up that was not committed. */
 int bw24_round_draft(bw24_model *model, bw24_round_request *requests, int32_t n);
 int bw24_round_verify(bw24_model *model, bw24_round_request *requests, int32_t n, float *logits);

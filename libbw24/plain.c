@@ -13,6 +13,7 @@ typedef struct work {
     bw24_decode_request *r;
     int n, most;
     bool greedy, follows; /* every draw is the largest logit; some request has a drafter */
+    float *logits;        /* where the next step's [n][vocab] stay with the caller, or NULL */
     size_t width;
     void *block;
     bw24_row *rows;       /* [n], as all that follows */
@@ -74,8 +75,8 @@ static size_t lay_out(work *x, uint8_t *base, size_t past) {
     return used;
 }
 
-static int open_work(work *x, bw24_model *m, bw24_decode_request *r, int n, int most) {
-    *x = (work){.m = m, .r = r, .n = n, .most = most, .greedy = true};
+static int open_work(work *x, bw24_model *m, bw24_decode_request *r, int n, int most, float *logits) {
+    *x = (work){.m = m, .r = r, .n = n, .most = most, .greedy = !logits, .logits = logits};
     size_t past = 0;
     for (int i = 0; i < n; i++) {
         x->greedy = x->greedy && takes_largest(&r[i].pick);
@@ -102,11 +103,12 @@ static int open_work(work *x, bw24_model *m, bw24_decode_request *r, int n, int 
 
 /* one step: every row's token is appended, tokens[i] drawn after it */
 static int step(work *x) {
-    bw_outputs out = {.hidden = x->hidden};
+    bw_outputs out = {.hidden = x->hidden, .logits = x->logits};
     if (x->greedy) out.tokens = x->tokens;
     else out.drawn = x->drawn, out.picks = x->picks;
     BW_TRY(bw_run_rows(x->m, x->rows, x->n, NULL, out));
     for (int i = 0; i < x->n && !x->greedy; i++) x->tokens[i] = x->drawn[i].token;
+    if (x->logits) x->logits += (int64_t)x->n * x->m->vocab;
     return 0;
 }
 
@@ -141,12 +143,13 @@ static bool hand_on(work *x, int made) {
     return ended;
 }
 
-int bw24_decode(bw24_model *m, bw24_decode_request *r, int32_t n, int32_t most, double seconds, const int32_t *end, int32_t *made) {
+int bw24_decode_logits(bw24_model *m, bw24_decode_request *r, int32_t n, int32_t most, double seconds, const int32_t *end, float *logits,
+                       int32_t *made) {
     if (!m || !r || !made || n < 1) return bw_fail(BW24_E_ARG, "bw24_decode: NULL argument or no request");
     *made = 0;
     BW_TRY(check(m, r, n, most));
     work x;
-    BW_TRY(open_work(&x, m, r, n, most));
+    BW_TRY(open_work(&x, m, r, n, most, logits));
     double began = bw_round_clock(), until = began + seconds;
     int rc = 0;
     for (int i = 0; i < n && !rc; i++) rc = r[i].drafter ? bw_drafter_reset(r[i].drafter) : 0;
@@ -157,4 +160,8 @@ int bw24_decode(bw24_model *m, bw24_decode_request *r, int32_t n, int32_t most, 
     r[0].us = (int32_t)(1e6 * (bw_round_clock() - began));
     free(x.block);
     return *made && rc != BW24_E_CANCELLED ? 0 : rc;
+}
+
+int bw24_decode(bw24_model *m, bw24_decode_request *r, int32_t n, int32_t most, double seconds, const int32_t *end, int32_t *made) {
+    return bw24_decode_logits(m, r, n, most, seconds, end, NULL, made);
 }

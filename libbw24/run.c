@@ -164,15 +164,15 @@ static int forward_greedy(bw24_model *m, bw_list *l, const bw_batch *b, int32_t 
     return rc;
 }
 
-/* drawn tokens, by the backend or from the logits */
-static int forward_draw(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out) {
-    if (m->ctx->backend->draw) return m->ctx->backend->draw(m, l, b, picks, out);
-    float *logits = malloc((size_t)(b->want.n ? b->want.n : 1) * (size_t)m->vocab * sizeof *logits);
+/* drawn tokens, by the backend or from the logits, which stay in `kept` unless that is NULL */
+static int forward_draw(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks, bw_drawn *out, float *kept) {
+    if (m->ctx->backend->draw && !kept) return m->ctx->backend->draw(m, l, b, picks, out);
+    float *logits = kept ? kept : malloc((size_t)(b->want.n ? b->want.n : 1) * (size_t)m->vocab * sizeof *logits);
     if (!logits) return bw_fail(BW24_E_MEMORY, "out of memory for the logits of %d rows", b->want.n);
     int rc = m->ctx->backend->forward(m, l, b, logits);
     for (int i = 0; i < b->want.n && !rc; i++)
         rc = bw_draw_row(logits + (int64_t)i * m->vocab, m->vocab, &picks[i], (uint64_t)b->want.pos[i] + 1, &out[i]);
-    free(logits);
+    if (!kept) free(logits);
     return rc;
 }
 
@@ -191,7 +191,7 @@ static void linger(void) {
 }
 
 static int forward(bw24_model *m, bw_list *l, const bw_batch *b, const bw_outputs *out) {
-    if (out->drawn) return forward_draw(m, l, b, out->picks, out->drawn);
+    if (out->drawn) return forward_draw(m, l, b, out->picks, out->drawn, out->logits);
     return out->tokens ? forward_greedy(m, l, b, out->tokens) : m->ctx->backend->forward(m, l, b, out->logits);
 }
 

@@ -107,6 +107,30 @@ def test_several_plain_tokens_a_call(engine, params):
             assert decode_together(engine, replies, 9, seconds=0, end=flag) == [made[2:11]] * 2 and other.tokens == [*ids, *made[:10]]
 
 
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_plain_tokens_with_the_logits_that_they_were_drawn_from(engine, params):
+    """The tokens of calls without them, each a draw from its row, for several replies that share the steps."""
+    starts, rows = [[7, 11, 13, 17], [19, 23, 29]], np.full((6, 2, engine.n_vocab), np.nan, np.float32)
+    made = []
+    for kept in (None, rows):
+        with engine.sequence() as one, engine.sequence() as two:
+            for seq, ids in zip((one, two), starts, strict=True):
+                seq.prefill(ids[:-1], "none")
+            replies = [(Reply(seq, params), ids[-1], ids) for seq, ids in zip((one, two), starts, strict=True)]
+            made.append(decode_together(engine, replies, 6, seconds=0, kept=kept))
+            assert [seq.tokens for seq in (one, two)] == [[*ids, *m[:-1]] for ids, m in zip(starts, made[-1], strict=True)]
+            if kept is not None:
+                with pytest.raises(Bw24Error, match="expected room"):
+                    decode_together(engine, replies, 6, kept=rows[:5])
+    assert made[0] == made[1] and [len(m) for m in made[0]] == [6, 6]
+    for i, (ids, tokens) in enumerate(zip(starts, made[0], strict=True)):
+        for j, token in enumerate(tokens):
+            past = [*ids, *tokens[:j]]
+            assert sample(rows[j, i], params, past, len(past)) == token
+            with engine.sequence() as seq:
+                assert np.array_equal(seq.prefill(past), rows[j, i])
+
+
 def test_plain_tokens_up_to_the_end_of_the_context(engine):
     """What was made before the context was full is given, the next call has the error; arguments that make no sense move nothing."""
     with engine.sequence() as seq:

@@ -318,10 +318,15 @@ def test_calls_of_formats_without_a_grammar_are_refused_by_name(tokenizer):
 def test_asking_for_one_token_is_looking_into_the_mask(tokenizer, known):
     wish = Wish(tools=(("open", ACCOUNT, True), ("trip", TRIP, True)), calls="required")
     matcher, rng = Grammars(tokenizer, VOCAB, known).compile(wish).matcher(), random.Random(4)
+    seen = 0
     for _ in range(120):
         bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
         ids = {*rng.sample(range(VOCAB), 12), int(rng.choice(list(np.flatnonzero(bits)))), *ENDS}
-        assert all(matcher.allows(i) == bool(bits[i]) == matcher.leads([i]) for i in ids)
+        forced = matcher.forced()
+        assert all(matcher.allows(i) == bool(bits[i]) for i in [*ids, *forced])
+        assert not forced or list(np.flatnonzero(bits)) == forced[:1]
+        seen += bool(forced)
         token = int(rng.choice(list(np.flatnonzero(bits))))
         if token in ENDS or matcher.accept(token):
             break
+    assert seen

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,13 +83,14 @@ class GrammarMatcher:
             raise Bw24Error(f"grammar: {_line(self._matcher.get_error())}")
         return self._bits
 
-    def allows(self, token: int) -> bool:
-        """Whether one id is allowed next; costs less than the mask."""
-        return self._matcher.validate_tokens([token]) == 1
+    def forced(self) -> list[int]:
+        """The ids that follow, where the grammar leaves one text and the vocabulary one way to write it: the first is all that the mask allows."""
+        return self._matcher.compute_ff_tokens()
 
-    def leads(self, tokens: Sequence[int]) -> int:
-        """How many of the ids would be accepted one after the other."""
-        return self._matcher.validate_tokens(list(tokens))
+    def allows(self, token: int) -> bool:
+        """Whether the mask allows one id; costs less than making it."""
+        forced = self._matcher.compute_ff_tokens()
+        return token == forced[0] if forced else self._matcher.validate_tokens([token]) == 1
 
     def accept(self, token: int) -> bool:
         """True where the reply is complete."""

@@ -4,6 +4,7 @@ thread and the reader's, and what a grammar must be able to say. Knows no engine
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -41,7 +42,7 @@ class Matcher(Protocol):
     def accept(self, token: int) -> bool:
         """Move on by a token; True where the reply is complete and nothing can follow."""
 
-    # optional: allows(token) -> bool, whether one id is allowed next; leads(tokens) -> int, how many of these it would accept one after the other
+    # optional: allows(token) -> bool, the mask's bit of one id; forced() -> list[int], whose first is all that the mask allows, if there is one
 
 
 @dataclass
@@ -159,7 +160,9 @@ class Run:
     marks: list[int] = field(default_factory=list)  # positions ahead at which a copy is kept, the nearest last
     doubts: int = 0  # tokens for which the grammar's mask is made at once
     passed: int = 0  # largest logits in a row that the grammar allowed
+    refusals: int = 0  # of the whole reply
     trust: int = 0  # how many of them it takes for the next to be drawn without it
+    spare: Timeline | None = None  # its sequence as it was before the call of several steps that is in hand, where they cannot be undone
     reply: plain.Reply | None = None  # its part of calls that decode several tokens, while it has the same sequence
 
     @property
@@ -170,12 +173,43 @@ class Run:
     def guesses(self) -> bool:
         """Whether its next tokens may be drawn without the grammar, which is asked afterwards: a largest logit that it allows is the largest of
         those that it allows."""
-        if self.matcher is None:
-            return True
-        greedy = self.job.params[self.choice].temperature == 0 and hasattr(self.matcher, "leads")
-        return greedy and not self.doubts and self.passed >= self.trust
+        return self.matcher is None or (self.greedy and hasattr(self.matcher, "allows") and not self.doubts and self.passed >= self.trust)
+
+    def judges(self) -> bool:
+        """Whether tokens that were drawn without the grammar can be held against it, given the logits that they were drawn from."""
+        params = self.job.params[self.choice]
+        whole = not (params.top_k or params.top_p < 1 or params.min_p or params.logit_bias or params.penalises)
+        return self.matcher is None or (hasattr(self.matcher, "allows") and (self.greedy or whole))
+
+    def lets(self, token: int, row: np.ndarray | None) -> bool:
+        """Whether a token drawn without the grammar is the masked draw too. The largest logit is if it is allowed. A race without filters goes by
+        ratios to the largest logit: its winner is the masked one's where both are allowed. row: the logits, where the draw was a race."""
+        if not self.matcher.allows(token):
+            return False
+        return self.greedy or (top := int(row.argmax())) == token or self.matcher.allows(top)
+
+    def forced(self) -> int | None:
+        """The next token where the grammar allows no other and nothing is to be said about it."""
+        ask = getattr(self.matcher, "forced", None)
+        tokens = ask() if ask and self.job.top is None else ()
+        return tokens[0] if tokens else None
+
+    @property
+    def greedy(self) -> bool:
+        return self.job.params[self.choice].temperature == 0
+
+    def ahead(self) -> int:
+        """Tokens to draw at once before the grammar is asked, so that what is lost to a refusal stays below what single calls would cost."""
+        return max(math.isqrt(max(self.passed, self.generated // (self.refusals + 1)) // 5), 1)
+
+    def keep(self, spare: Timeline | None) -> None:
+        """Have this spare sequence, and no other."""
+        if self.spare:
+            self.spare.close()
+        self.spare = spare
 
     def refused(self) -> None:
         """The grammar did not allow a largest logit."""
         self.doubts, self.trust = DOUBTS, TRUST if self.passed > MOST_TRUST else min(2 * self.trust + TRUST, MOST_TRUST)
         self.passed = 0
+        self.refusals += 1

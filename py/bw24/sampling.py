@@ -65,10 +65,11 @@ def _mask(mask: np.ndarray | None) -> Any:
 
 
 class Draw:
-    """Parameters as the library takes them, made once for all the draws of a reply."""
+    """Parameters as the library takes them, made once for all the draws of a reply. looks_back: the history matters."""
 
     def __init__(self, params: SamplingParams):
-        self._params, self._call = params, None if params.penalises else _Call(params, (), None)
+        self._params, self.looks_back = params, params.penalises
+        self._call = None if self.looks_back else _Call(params, (), None)
 
     def call(self, history: Sequence[int], mask: np.ndarray | None = None) -> _Call:
         """Valid until the next call."""

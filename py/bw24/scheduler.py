@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from .engine import PAGE_TOKENS, kv_bytes_per_token
 from .errors import Bw24Error
 from .generate import CONTEXT, EOS, INTERRUPTED, LENGTH, STOP, check_fits
 from .jobs import Busy, Job, Piece, Run
-from .logprobs import logprobs
+from .logprobs import Logprobs, logprobs
 from .prompt_cache import PromptCache, marks
 from .tokenizer import StopFilter
 
@@ -36,6 +37,8 @@ SHARED_PREFILL = 64  # prompt rows of a step that also decodes: bounds what a lo
 SHARED_ON_CARD = 256  # the same on a card, where few rows cost nearly as much: 9B NVFP4 on an H200 64 rows 27 ms, 144 34, 256 some 45
 E_MEMORY, E_DEVICE = -2, -9
 MEMORY_SHARE = 0.9  # of the memory that is free once the weights are loaded
+MOST_FORCED = 256  # tokens that a grammar may add at once: as many rows as a step takes beside others'
+KEPT_BYTES = 64 << 20  # of logits that a call which makes several tokens may leave
 MASKED = "grammar"  # reason of a reply that its grammar ended
 
 now = time.monotonic
@@ -71,6 +74,8 @@ class Scheduler:
     kv_room: bytes of KV in all; what does not fit waits, and gives its pages back to be computed again later. Raises Bw24Error.
     """
 
+    jumps = True  # tokens that a grammar leaves no choice about are fed without a step for each
+
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, *, cache_ram: int = 1 << 30, queue_limit: int = 256,
                  max_runs: int = MAX_RUNS, kv_room: int | None = None):
         self.engine, self.tokenizer = engine, tokenizer
@@ -85,6 +90,7 @@ class Scheduler:
         self.broken: str | None = None
         self._shared = SHARED_ON_CARD if engine.backend == "cuda" else SHARED_PREFILL
         self._logits = np.empty((0, engine.n_vocab), np.float32)
+        self._host = engine.backend != "cuda"  # logits are where they are looked at
         self._outbox: list[tuple[Job, list[Piece] | Exception, bool]] = []  # what readers get as soon as the next step runs
         self._waiting: deque[Job] = deque()
         self._preempted: list[Run] = []
@@ -329,57 +335,85 @@ class Scheduler:
                 at += 1
 
     def _decode(self, runs: list[Run]) -> None:
-        """Tokens of replies that are drawn without logits: several steps, where nothing waits for the next."""
-        most = self._ahead(runs)
-        if most and self._make_room([(r, most) for r in runs]):
-            self._together(runs, most)
+        """Tokens of replies that are drawn without logits: several steps, where nothing waits for the next, in as few calls as grammars allow."""
+        left = self._ahead(runs)
+        if not self._make_room([(r, left) for r in runs]):
+            return
+        keeps = self._keeps(runs)
+        if keeps:
+            left = min(left, max(KEPT_BYTES // (4 * self.engine.n_vocab * len(runs)), 1))
+        while left > 0:
+            most = min(left, *(r.ahead() if r.matcher else left for r in runs))
+            left -= self._together(runs, most, keeps) or left
+            if self._news or not all(r.seq and r.pending == 1 for r in runs) or keeps != self._keeps(runs):
+                return
 
     def _ahead(self, runs: list[Run]) -> int:
-        """How many steps replies can make in one call: as many tokens as each may still have, one where somebody came or left."""
+        """How many steps replies can make before the next look around: as many tokens as each may still have, one where somebody came or left."""
         self._flag[0] = 0
-        if self._news:
-            return 1
-        context = min(self.engine.ctx - len(r.seq.tokens) for r in runs)
-        guessed = [max(r.passed // 2, 1) for r in runs if r.matcher]  # what follows a refusal is lost
-        return min(plain.MOST, context, *guessed, *(r.job.limit - r.generated for r in runs if r.job.limit is not None))
+        return 1 if self._news else min(plain.MOST, *map(self._left, runs))
 
-    def _together(self, runs: list[Run], most: int) -> None:
-        """One call for all of them; there is room for its pages."""
-        started = now()
+    def _left(self, run: Run) -> int:
+        """Tokens that a reply may still have."""
+        context = self.engine.ctx - len(run.seq.tokens)
+        return context if run.job.limit is None else min(run.job.limit - run.generated, context)
+
+    def _keeps(self, runs: list[Run]) -> bool:
+        """Whether the rows that tokens are drawn from are kept, for a token that a grammar refuses; a card whose logits stay where they are repeats a
+        step instead, while refusals are rare."""
+        return any(r.matcher and (self._host or not r.guesses()) for r in runs)  # who guesses is greedy, whose judgement needs no row
+
+    def _together(self, runs: list[Run], most: int, keeps: bool) -> int:
+        """One call for all of them; there is room for its pages. Returns how many tokens each got."""
+        started, kept = now(), self._room_for(most, len(runs)) if keeps else None
         try:
-            follow = self._plain(runs, most)
+            self._spare(runs, most)
+            follow = self._plain(runs, most, kept)
         except Bw24Error as error:
+            for run in runs:
+                run.keep(None)
             self._step_failed([(r, 1) for r in runs], error)
-            return
+            return 0
         self._count_step([(r, 1) for r in runs], now() - started, len(follow[0]))
-        for run, tokens in zip(runs, follow, strict=True):
-            self._emit(run, tokens)
+        for i, (run, tokens) in enumerate(zip(runs, follow, strict=True)):
+            self._emit(run, tokens, None if kept is None else kept[:, i])
+            run.keep(None)
+        return len(follow[0])
 
-    def _plain(self, runs: list[Run], most: int) -> list[list[int]]:
+    def _spare(self, runs: list[Run], most: int) -> None:
+        """Before a call that makes several steps: a way back to its beginning, for models that cannot undo more than the last step."""
+        for run in runs if most > 1 and not self.cache.rewinds else ():
+            if run.matcher:
+                run.keep(run.seq.fork())
+
+    def _room_for(self, *rows: int) -> np.ndarray:
+        """Room for that many rows of logits, valid until it is asked for again: new memory costs as much as the mask that is made for it."""
+        if len(self._logits) < (n := math.prod(rows)):
+            self._logits = np.empty((n, self.engine.n_vocab), np.float32)
+        return self._logits[:n].reshape(*rows, self.engine.n_vocab)
+
+    def _plain(self, runs: list[Run], most: int, kept: np.ndarray | None) -> list[list[int]]:
         for run in runs:
             if run.reply is None or run.reply.seq is not run.seq:
                 run.reply = plain.Reply(run.seq, run.draw, run.job.stop_ids)
         self._hand_out()
-        return plain.decode_together(self.engine, [(r.reply, r.tokens[-1], r.tokens) for r in runs], most, end=self._flag)
+        return plain.decode_together(self.engine, [(r.reply, r.tokens[-1], r.tokens) for r in runs], most, end=self._flag, kept=kept)
 
     def _results(self, runs: list[tuple[Run, int]]) -> np.ndarray:
         """A row of logits for each run whose tokens are all in; or its next token, where every one of them can be drawn without logits."""
         ready = [run for run, n in runs if run.pending == n]
         parts = [(run.seq, run.tokens[(have := len(run.seq.tokens)) : have + n], run.pending == n) for run, n in runs]
         self._hand_out()
-        if ready and all(self._draws(run) for run in ready):
+        if ready and all(run.matcher is None and self._draws(run) for run in ready):
             return self.engine.step_parts(parts, draws=[(run.draw, run.tokens) for run in ready])
-        if len(self._logits) < len(ready):
-            self._logits = np.empty((len(ready), self.engine.n_vocab), np.float32)  # kept: new memory costs as much as the mask that is made for it
-        return self.engine.step_parts(parts, self._logits)
+        return self.engine.step_parts(parts, self._room_for(len(ready)))
 
-    @staticmethod
-    def _draws(run: Run) -> bool:
+    def _draws(self, run: Run) -> bool:
         """Whether a run's next token needs no logits here: no log probabilities, no other choice that begins from the same row, no grammar or one
         that is asked afterwards."""
         if run.generated == 0:
             return run.matcher is None and run.job.top is None and len(run.job.params) == 1
-        return run.job.top is None and run.guesses()
+        return run.job.top is None and run.judges()
 
     def _form(self) -> list[tuple[Run, int]]:
         """The runs of the next step and how many of its tokens each feeds; pages for them are there."""
@@ -486,66 +520,73 @@ class Scheduler:
         for one in [run, *followers]:
             self._emit(one, [row if isinstance(row, np.ndarray) else int(row)])
 
-    def _emit(self, run: Run, rows: list[Any]) -> None:
-        """The next tokens of a reply, or rows of logits to pick them from, until something ends it."""
+    def _emit(self, run: Run, rows: list[Any], kept: np.ndarray | None = None) -> None:
+        """The next tokens of a reply, or rows of logits to pick them from, until something ends it. kept: the logits that tokens were drawn from."""
         if run not in self._active:
             return
         try:
-            if run.job.stops or isinstance(rows[0], np.ndarray):
-                self._pick_each(run, rows)
+            if isinstance(rows[0], np.ndarray):
+                self._pick(run, rows[0])
             elif run.matcher:
-                self._take_led(run, rows)
+                self._take_led(run, rows, kept)
             else:
                 self._take(run, rows)
+            while self.jumps and run.matcher and run in self._active and self._jump(run):
+                pass
         except Bw24Error as error:
             self._fail(run.job, error)
 
-    def _pick_each(self, run: Run, rows: list[Any]) -> None:
-        drawn = not isinstance(rows[0], np.ndarray)
-        led = self._led(run, rows) if drawn and run.matcher else len(rows)
-        for row in rows[:led]:
-            if run in self._active:
-                self._pick(run, np.int32(row) if drawn else row)
-        if led < len(rows):
-            self._take_back(run)
-
-    @staticmethod
-    def _led(run: Run, tokens: list[int]) -> int:
-        """How many of the tokens, drawn without the grammar, it would have let be drawn: those are the masked draws too."""
-        end = next((i + 1 for i, t in enumerate(tokens) if t in run.job.stop_ids), len(tokens))
-        led = run.matcher.leads(tokens[:end])
+    def _take_led(self, run: Run, tokens: list[int], kept: np.ndarray | None) -> None:
+        """As _take, for tokens drawn without the grammar: as many as it would have let be drawn, those are the masked draws too."""
+        led, complete = 0, False
+        while led < len(tokens) and not complete and run.lets(tokens[led], None if kept is None else kept[led]):
+            complete = tokens[led] not in run.job.stop_ids and run.matcher.accept(tokens[led])
+            led += 1
         run.passed += led
-        return led
-
-    def _take_led(self, run: Run, tokens: list[int]) -> None:
-        """As _take, for tokens drawn without the grammar."""
-        led, complete = self._led(run, tokens), False
-        for token in tokens[:led]:
-            complete = token not in run.job.stop_ids and run.matcher.accept(token)
         if led:
             self._take(run, tokens[:led], MASKED if complete else "")
-        if led < len(tokens):
-            self._take_back(run)
+        if led < len(tokens) and run in self._active:
+            self._take_back(run, None if kept is None else kept[led])
 
-    def _take_back(self, run: Run) -> None:
-        """After a token that the grammar refused: the last one before it is fed once more, for its logits."""
+    def _take_back(self, run: Run, row: np.ndarray | None) -> None:
+        """After a token that the grammar refused: another is drawn from the same row, or, where that is gone, the token before is fed once more."""
         run.refused()
-        if run in self._active:
-            run.seq.truncate(len(run.tokens) - 1)
+        if len(run.seq.tokens) > (pos := len(run.tokens) - (row is None)):
+            if run.spare and len(run.seq.tokens) > pos + 1:
+                run.seq.close()
+                run.seq, run.spare = run.spare, None
+            else:
+                run.seq.truncate(pos)
+        if row is not None:
+            self._pick(run, row)
 
-    def _pick(self, run: Run, row: np.ndarray | np.int32) -> None:
+    def _jump(self, run: Run) -> bool:
+        """The tokens that the grammar leaves no choice about, which need no logits, all at once. Whether there were any."""
+        tokens, complete = [], False
+        while not complete and len(tokens) < MOST_FORCED and (token := run.forced()) is not None:
+            tokens.append(token)
+            complete = token in run.job.stop_ids or run.matcher.accept(token)
+        if tokens:
+            self._take(run, tokens, MASKED if complete else "")
+        return bool(tokens)
+
+    def _pick(self, run: Run, row: np.ndarray) -> None:
+        """The next token of a reply, from its logits."""
         job = run.job
-        if isinstance(row, np.ndarray):
-            token = self._masked(run, row) if run.matcher else sampling.sample(row, run.draw, run.tokens, len(run.tokens))
-        else:
-            token = int(row)
-        if not job.stats.first_token:
-            job.stats.first_token = now()
+        token = self._masked(run, row) if run.matcher else sampling.sample(row, run.draw, run.tokens, len(run.tokens))
+        if token in job.stop_ids:
+            self._add(run, token)
+            return
+        found = None if job.top is None else logprobs(row, token, job.top)
+        self._add(run, token, run.matcher is not None and run.matcher.accept(token), found)
+
+    def _add(self, run: Run, token: int, complete: bool = False, found: Logprobs | None = None) -> None:
+        """A token to its reply. complete: its grammar ends with it."""
+        job = run.job
+        job.stats.first_token = job.stats.first_token or now()
         if token in job.stop_ids:
             self._finish(run, EOS)
             return
-        found = None if job.top is None else logprobs(row, token, job.top)
-        complete = run.matcher.accept(token) if run.matcher else False
         run.tokens.append(token)
         run.generated += 1
         job.stats.generated_tokens += 1
@@ -567,9 +608,9 @@ class Scheduler:
     def _masked(run: Run, row: np.ndarray) -> int:
         """A draw that the grammar allows. The largest logit, where it is allowed, is the masked draw too, and asking that takes less than a mask."""
         allows = getattr(run.matcher, "allows", None)
-        if allows and not run.doubts and run.job.params[run.choice].temperature == 0:
+        if allows and not run.doubts and run.judges():
             token = sampling.sample(row, run.draw, run.tokens, len(run.tokens))
-            if allows(token):
+            if run.lets(token, row):
                 run.passed += 1
                 return token
             run.refused()
@@ -577,8 +618,13 @@ class Scheduler:
         return sampling.sample(row, run.draw, run.tokens, len(run.tokens), run.matcher.mask())
 
     def _take(self, run: Run, tokens: list[int], ends: str = "") -> None:
-        """As _pick for each of the next tokens, where nothing but their ids is to be looked at. ends: why the reply ends with the last of them."""
+        """As _add for each of the next tokens, at once where nothing but their ids is to be looked at. ends: why the reply ends with the last."""
         job, reason, n = run.job, "", len(tokens)
+        if job.stops:
+            for i, token in enumerate(tokens):
+                if run in self._active:
+                    self._add(run, token, bool(ends) and i == n - 1)
+            return
         limit, context = (n + 1 if job.limit is None else job.limit - run.generated), self.engine.ctx + 1 - len(run.tokens)
         if (end := next((i for i, t in enumerate(tokens) if t in job.stop_ids), n)) < min(limit, context, n):
             reason, n = EOS, end

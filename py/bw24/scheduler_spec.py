@@ -23,6 +23,8 @@ class DraftingScheduler(Scheduler):
     """As Scheduler, for an engine with a drafter. k: drafts a round, AUTO for as many as pay; mode: RACE or REJECT; synthetic: as for Drafted, for
     measuring. Raises Bw24Error."""
 
+    jumps = False  # they are drafts like others
+
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, *, k: int = AUTO, mode: str = RACE, synthetic: float = 0.0, **settings: Any):
         check_depth(engine, k)
         self.k, self.mode, self.synthetic, self.rounds = k, mode, synthetic, Rounds()
@@ -91,7 +93,7 @@ class DraftingScheduler(Scheduler):
         wanted = self._wanted(runs)
         drafts = speculate.shares(self.engine, wanted)
         most = self._ahead(runs) if alone else 1
-        most = min(most, *((r.seq.ahead() if any(wanted) else r.seq.sure()) for r in runs))
+        most = min(most, *(r.ahead() for r in runs if r.matcher), *((r.seq.ahead() if any(wanted) else r.seq.sure()) for r in runs))
         if most > 1 and not self._make_room([(r, most * (k + 1)) for r, k in zip(runs, drafts, strict=True)]):
             return 0
         parts, before = [(r.seq, r.tokens[-1], r.tokens) for r in runs], runs[0].seq.stats.rounds
