@@ -327,6 +327,8 @@ def test_asking_for_one_token_is_looking_into_the_mask(tokenizer, known):
         assert not forced or list(np.flatnonzero(bits)) == forced[:1]
         seen += bool(forced)
         token = int(rng.choice(list(np.flatnonzero(bits))))
-        if token in ENDS or matcher.accept(token):
+        refused = next(i for i in range(VOCAB) if not bits[i])
+        assert matcher.try_accept(refused) is None and matcher.allows(token)
+        if token in ENDS or matcher.try_accept(token):
             break
     assert seen

@@ -54,6 +54,9 @@ class Asked(Masked):
     def allows(self, token: int) -> bool:
         return bool(self.left) and not self._refuses(token)
 
+    def try_accept(self, token: int) -> bool | None:
+        return self.accept(token) if self.allows(token) else None
+
 
 class Forced(Asked):
     """The same, which says what must follow."""

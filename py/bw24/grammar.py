@@ -92,6 +92,13 @@ class GrammarMatcher:
         forced = self._matcher.compute_ff_tokens()
         return token == forced[0] if forced else self._matcher.validate_tokens([token]) == 1
 
+    def try_accept(self, token: int) -> bool | None:
+        """As accept where the mask allows the id; None where it does not, and nothing has moved."""
+        forced = self._matcher.compute_ff_tokens()
+        if (forced and token != forced[0]) or self._matcher.try_consume_tokens([token]) != 1:
+            return None
+        return self._matcher.is_stopped()
+
     def accept(self, token: int) -> bool:
         """True where the reply is complete."""
         if not self._matcher.consume_token(token):

@@ -42,7 +42,8 @@ class Matcher(Protocol):
     def accept(self, token: int) -> bool:
         """Move on by a token; True where the reply is complete and nothing can follow."""
 
-    # optional: allows(token) -> bool, the mask's bit of one id; forced() -> list[int], whose first is all that the mask allows, if there is one
+    # optional: allows(token) -> bool, the mask's bit of one id, with try_accept(token) -> bool | None, as accept, None where it is not allowed;
+    # forced() -> list[int], whose first is all that the mask allows, if there is one
 
 
 @dataclass
@@ -181,11 +182,9 @@ class Run:
         whole = not (params.top_k or params.top_p < 1 or params.min_p or params.logit_bias or params.penalises)
         return self.matcher is None or (hasattr(self.matcher, "allows") and (self.greedy or whole))
 
-    def lets(self, token: int, row: np.ndarray | None) -> bool:
-        """Whether a token drawn without the grammar is the masked draw too. The largest logit is if it is allowed. A race without filters goes by
-        ratios to the largest logit: its winner is the masked one's where both are allowed. row: the logits, where the draw was a race."""
-        if not self.matcher.allows(token):
-            return False
+    def agrees(self, token: int, row: np.ndarray) -> bool:
+        """Whether a token that was drawn without the grammar, which allows it, is the masked draw too. The largest logit is. A race without filters
+        goes by ratios to the largest logit: its winner is the masked one's where both are allowed. row: the logits."""
         return self.greedy or (top := int(row.argmax())) == token or self.matcher.allows(top)
 
     def forced(self) -> int | None:

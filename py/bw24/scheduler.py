@@ -538,9 +538,10 @@ class Scheduler:
 
     def _take_led(self, run: Run, tokens: list[int], kept: np.ndarray | None) -> None:
         """As _take, for tokens drawn without the grammar: as many as it would have let be drawn, those are the masked draws too."""
-        led, complete = 0, False
-        while led < len(tokens) and not complete and run.lets(tokens[led], None if kept is None else kept[led]):
-            complete = tokens[led] not in run.job.stop_ids and run.matcher.accept(tokens[led])
+        led, complete, greedy = 0, False, run.greedy
+        for token in tokens:
+            if complete or not (greedy or run.agrees(token, kept[led])) or (complete := run.matcher.try_accept(token)) is None:
+                break
             led += 1
         run.passed += led
         if led:
@@ -610,7 +611,7 @@ class Scheduler:
         allows = getattr(run.matcher, "allows", None)
         if allows and not run.doubts and run.judges():
             token = sampling.sample(row, run.draw, run.tokens, len(run.tokens))
-            if run.lets(token, row):
+            if allows(token) and run.agrees(token, row):
                 run.passed += 1
                 return token
             run.refused()
