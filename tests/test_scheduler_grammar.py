@@ -121,7 +121,7 @@ def test_asked_afterwards_is_masked(model, masked, kind: type[Masked]):
 @pytest.mark.parametrize("ahead", [1, 5, 16])
 def test_however_many_are_drawn_before_it_is_asked(model, masked, ahead: int, monkeypatch):
     """Tokens behind a refused one are taken back, whatever the model must do to go back."""
-    monkeypatch.setattr(Run, "ahead", lambda run: ahead)
+    monkeypatch.setattr(Run, "ahead", lambda run, outside=0: ahead)
     with Engine(model, threads=2, ctx=512, device="cpu") as engine:
         with closing(Scheduler(engine, model.tokenizer)) as scheduler:
             assert [collect(scheduler.submit(one)) for one in jobs(model, engine.n_vocab, Forced)] == masked

@@ -4,7 +4,6 @@ thread and the reader's, and what a grammar must be able to say. Knows no engine
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -197,9 +196,11 @@ class Run:
     def greedy(self) -> bool:
         return self.job.params[self.choice].temperature == 0
 
-    def ahead(self) -> int:
-        """Tokens to draw at once before the grammar is asked, so that what is lost to a refusal stays below what single calls would cost."""
-        return max(math.isqrt(max(self.passed, self.generated // (self.refusals + 1)) // 5), 1)
+    def ahead(self, outside: float = 0.1) -> int:
+        """Tokens to draw at once before the grammar is asked, so that steps lost behind a refused token cost what calls do. outside: a call's own
+        cost, in steps."""
+        between = self.passed + self.generated / (self.refusals + 1)  # refusals, so far and over the whole reply
+        return max(int((2 * outside * between) ** 0.5 if self.refusals else self.passed / 2), 1)
 
     def keep(self, spare: Timeline | None) -> None:
         """Have this spare sequence, and no other."""

@@ -90,6 +90,8 @@ class Scheduler:
         self.broken: str | None = None
         self._shared = SHARED_ON_CARD if engine.backend == "cuda" else SHARED_PREFILL
         self._logits = np.empty((0, engine.n_vocab), np.float32)
+        self._handed = 0.0  # when readers got their events
+        self._outside = 0.1  # time between two calls, in steps
         self._host = engine.backend != "cuda"  # logits are where they are looked at
         self._outbox: list[tuple[Job, list[Piece] | Exception, bool]] = []  # what readers get as soon as the next step runs
         self._waiting: deque[Job] = deque()
@@ -199,6 +201,7 @@ class Scheduler:
         for job, event, over in self._outbox:
             job.put(event, over)
         self._outbox.clear()
+        self._handed = now()
 
     def _wait_for_work(self) -> bool:
         with self._change:
@@ -339,11 +342,12 @@ class Scheduler:
         left = self._ahead(runs)
         if not self._make_room([(r, left) for r in runs]):
             return
+        self._hand_out()
         keeps = self._keeps(runs)
         if keeps:
             left = min(left, max(KEPT_BYTES // (4 * self.engine.n_vocab * len(runs)), 1))
         while left > 0:
-            most = min(left, *(r.ahead() if r.matcher else left for r in runs))
+            most = min(left, *(r.ahead(self._outside) if r.matcher else left for r in runs))
             left -= self._together(runs, most, keeps) or left
             if self._news or not all(r.seq and r.pending == 1 for r in runs) or keeps != self._keeps(runs):
                 return
@@ -366,6 +370,8 @@ class Scheduler:
     def _together(self, runs: list[Run], most: int, keeps: bool) -> int:
         """One call for all of them; there is room for its pages. Returns how many tokens each got."""
         started, kept = now(), self._room_for(most, len(runs)) if keeps else None
+        if started - self._handed > plain.SLICE:
+            self._hand_out()
         try:
             self._spare(runs, most)
             follow = self._plain(runs, most, kept)
@@ -374,11 +380,14 @@ class Scheduler:
                 run.keep(None)
             self._step_failed([(r, 1) for r in runs], error)
             return 0
-        self._count_step([(r, 1) for r in runs], now() - started, len(follow[0]))
+        ended, n = now(), len(follow[0])
+        self._count_step([(r, 1) for r in runs], ended - started, n)
         for i, (run, tokens) in enumerate(zip(runs, follow, strict=True)):
             self._emit(run, tokens, None if kept is None else kept[:, i])
             run.keep(None)
-        return len(follow[0])
+        if keeps:  # a mean of some ten calls
+            self._outside += 0.1 * (min((now() - ended) * n / (ended - started), 1) - self._outside)
+        return n
 
     def _spare(self, runs: list[Run], most: int) -> None:
         """Before a call that makes several steps: a way back to its beginning, for models that cannot undo more than the last step."""
@@ -396,7 +405,6 @@ class Scheduler:
         for run in runs:
             if run.reply is None or run.reply.seq is not run.seq:
                 run.reply = plain.Reply(run.seq, run.draw, run.job.stop_ids)
-        self._hand_out()
         return plain.decode_together(self.engine, [(r.reply, r.tokens[-1], r.tokens) for r in runs], most, end=self._flag, kept=kept)
 
     def _results(self, runs: list[tuple[Run, int]]) -> np.ndarray:
