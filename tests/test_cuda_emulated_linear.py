@@ -1,10 +1,13 @@
-"""LINEAR of one row without a card, as test_cuda_emulated.py has ATTEND: k_linear_one gives the bits of plain loops for every unit of weights."""
+"""LINEAR of one row without a card, as test_cuda_emulated.py has ATTEND: k_linear_one and k_linear_tiny give the bits of plain loops
+for every unit of weights."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from test_cuda_emulated import BARRIERS, CU, END, compiled, emulated
 
@@ -18,6 +21,7 @@ inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, ui
 
 def without_ptx(text: str) -> str:
     text = re.sub(r'asm volatile\("ld\.relaxed\.gpu\.global\.v4[^\n]*', "memcpy(v, p, 16);", text)
+    text = re.sub(r'asm volatile\("ld\.relaxed\.gpu\.global\.v2[^\n]*', "memcpy(&x, p, 4); memcpy(&y, (const char *)p + 4, 4);", text)
     text = re.sub(r'asm volatile\("ld\.relaxed\.gpu\.global\.f32[^\n]*', "*v = *p; }", text)
     text = re.sub(r'asm volatile\((?:"[^"\n]*"|[^;"])*\);', ";", text)
     return re.sub(r"extern __shared__[^;]*?(\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emu::shared;", text).replace("__grid_constant__", "")
@@ -39,13 +43,14 @@ def source(name: str) -> str:
     return without_ptx(text)
 
 
-def build(folder: Path) -> Path:
-    for name in ("device", "unit", "op_linear", "op_linear_one"):
+def build(folder: Path, program: str) -> Path:
+    for name in ("device", "unit", "op_linear", "op_linear_one", "op_linear_tiny"):
         (folder / f"{name}.cuh").write_text(source(name), encoding="utf-8")
-    return compiled(folder, "linear_one")
+    return compiled(folder, program)
 
 
-def test_one_row_has_the_plain_loops_bits(tmp_path):
-    done = subprocess.run([str(build(tmp_path))], capture_output=True, text=True)
+@pytest.mark.parametrize(("program", "cases"), [("linear_one", 33), ("linear_tiny", 40)])
+def test_one_row_has_the_plain_loops_bits(tmp_path, program, cases):
+    done = subprocess.run([str(build(tmp_path, program))], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("PASS") == 33
+    assert done.stdout.count("PASS") == cases

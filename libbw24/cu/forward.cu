@@ -110,34 +110,45 @@ static void float_linear(Pass &p, const bw_op *op, const LinearPart &part, int n
     launch(*p.q, k_linear_float, dim3((unsigned)((x->rows + 31) / 32), (unsigned)((n + 7) / 8)), 256, 0, a);
 }
 
-/* the step's matrices, those of one unit type side by side in one launch */
+/* the step's matrices from the i-th on that go side by side in one launch: those of the same units, or `any` quantised ones; what they are, in kinds */
+static void take_parts(const Pass &p, const bw_step *st, int i, bool any, LinearArgs &a, const LinearKernels **kinds) {
+    a.op = st->lin0 + i;
+    a.n_parts = a.blocks = 0;
+    for (; i < st->n_lin && a.n_parts < LINEAR_PARTS; i++, a.n_parts++) {
+        const bw_op *op = &p.l->ops[st->lin0 + i];
+        const LinearKernels *k = matrix_of(op)->k;
+        if (a.n_parts && (!k || (!any && k != kinds[0]))) return;
+        kinds[a.n_parts] = k;
+        LinearPart &part = a.part[a.n_parts];
+        part = linear_part(p, op);
+        if (st->add >= 0) {
+            const bw_op *add = &p.l->ops[st->add];
+            part.res = buf_of(p, add->buf[1] == op->buf[0] ? add->buf[2] : add->buf[1]);
+            part.y = buf_of(p, add->buf[0]);
+        }
+        a.blocks += part.blocks;
+        if (!k) { a.n_parts = 1; return; }
+    }
+}
+
+/* the step's matrices, those of one unit type side by side in one launch; small ones of one row whatever their types */
 static void plain_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNorm &norm, int n) {
     const bw_step *st = c.step;
     for (int i = 0; i < st->n_lin;) {
-        const bw_op *op = &p.l->ops[st->lin0 + i];
-        const LinearKernels *k = matrix_of(op)->k;
+        const LinearKernels *kinds[LINEAR_PARTS];
         LinearArgs a = {};
         a.x = x;
         a.norm = norm;
-        a.segs = matrix_of(op)->segs;
+        a.segs = matrix_of(&p.l->ops[st->lin0 + i])->segs;
+        a.rows = n;
         a.fault = p.rows.fault;
-        a.op = st->lin0 + i;
-        int taken = 0;
-        for (; i < st->n_lin && taken < LINEAR_PARTS; i++, taken++) {
-            const bw_op *next = &p.l->ops[st->lin0 + i];
-            if (matrix_of(next)->k != k || (!k && taken)) break;
-            LinearPart &part = a.part[taken];
-            part = linear_part(p, next);
-            if (st->add >= 0) {
-                const bw_op *add = &p.l->ops[st->add];
-                part.res = buf_of(p, add->buf[1] == next->buf[0] ? add->buf[2] : add->buf[1]);
-                part.y = buf_of(p, add->buf[0]);
-            }
-            a.blocks += part.blocks;
-            a.n_parts++;
+        take_parts(p, st, i, true, a, kinds);
+        if (!kinds[0]) float_linear(p, &p.l->ops[st->lin0 + i], a.part[0], n);
+        else if (!linear_tiny(*p.q, kinds, a, false)) {
+            take_parts(p, st, i, false, a, kinds);
+            if (!linear_tiny(*p.q, kinds, a, false)) run_parts(p, kinds[0], a, false, n);
         }
-        if (k) run_parts(p, k, a, false, n);
-        else float_linear(p, op, a.part[0], n);
+        i += a.n_parts;
     }
 }
 
@@ -161,7 +172,9 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNor
         a.gelu = glu->i[0] == 1;
         a.fault = p.rows.fault;
         a.op = st->glu;
-        run_parts(p, gm->k, a, true, n);
+        a.rows = n;
+        const LinearKernels *const kinds[] = {gm->k, um->k};
+        if (!linear_tiny(*p.q, kinds, a, true)) run_parts(p, gm->k, a, true, n);
     } else {
         plain_linears(p, c, x, norm, n);
         int w = width_of(p, glu->buf[0]);

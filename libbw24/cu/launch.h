@@ -72,6 +72,8 @@ struct LinearKernels {
 void embed_rows(Queue &q, const LinearKernels *k, const EmbedArgs &a, const StepRows &s); /* k NULL: a float matrix */
 void pack_units(Queue &q, const LinearKernels *k, const PackArgs &a);
 void lift_units(Queue &q, const LinearKernels *k, const LiftArgs &a); /* from backend cpu's packed form */
+/* LINEAR or GLU of one row and small matrices, each with units of its own type; false: not this one (linear_tiny.cu) */
+bool linear_tiny(Queue &q, const LinearKernels *const *k, const LinearArgs &a, bool glu);
 /* ATTEND by pair of formats; false: not this head size. split: pieces go to a.o and a.nl, attend_merge folds them */
 bool attend_q8_0_q5_1(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
 bool attend_q8_0_q8_0(Queue &q, const AttendArgs &a, const StepRows &s, bool split);

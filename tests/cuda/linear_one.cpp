@@ -4,27 +4,9 @@
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 #include "op_linear_one.cuh"
 #include "units.h"
+#include "one_row.h"
 
 struct Part { std::vector<uint8_t> w; std::vector<float> bias, res, y, want; float scale; int n; };
-
-struct Row {
-    std::vector<int8_t> q;
-    std::vector<float> f[3];
-    Acts a;
-    explicit Row(int cols) {
-        q.assign(8 * cols, 0);
-        for (auto &x : f) x.assign(cols / 4, 0.0f);
-        a = {q.data(), f[0].data(), f[1].data(), f[2].data(), 8, cols};
-    }
-    void quantise(const std::vector<float> &x, int *fault) {
-        emu::launch([&] { for (int g = 0; g < a.cols / 32; g++) quant_group(a, 0, g, threadIdx.x, g * 32 + (int)threadIdx.x < (int)x.size() ? x[g * 32 + threadIdx.x] : 0.0f, fault, 0); }, dim3(1), 32);
-    }
-    bool operator==(const Row &o) const {
-        if (q != o.q) return false;
-        for (int i = 0; i < 3; i++) if (memcmp(f[i].data(), o.f[i].data(), f[i].size() * 4)) return false;
-        return true;
-    }
-};
 
 struct Case { int cols, n[3]; bool glu, norm, res, bias; OneShape shape; int blocks; };
 
@@ -58,16 +40,8 @@ template <class U> void check(const char *name, const Case &c) {
         a.blocks += c.glu && i ? 0 : a.part[i].blocks;
     }
     a.n_parts = parts; a.rows = 1; a.segs = segs; a.fault = &fault;
-    if (c.norm) { /* plain text of docs/numerics.md §4 */
-        float total = 0.0f;
-        for (int s = 0; s < segs; s++) {
-            float v[32] = {0};
-            for (int k = s * 256; k < min(c.cols, s * 256 + 256); k++) v[k % 32] = fmaf(in[k], in[k], v[k % 32]);
-            for (int o = 16; o; o >>= 1) { float t[32]; for (int l = 0; l < 32; l++) t[l] = v[l] + v[l ^ o]; memcpy(v, t, sizeof v); }
-            total = total + v[0];
-        }
-        const float r = 1.0f / sqrtf(total / (float)c.cols + 1e-6f);
-        for (int k = 0; k < c.cols; k++) nwant[k] = (in[k] * r) * nw[k];
+    if (c.norm) {
+        plain_norm(in, nw, 1e-6f, nwant);
         x.quantise(nwant, &fault);
         a.norm = {in.data(), nw.data(), ny.data(), 1e-6f, 0, 0};
     } else x.quantise(in, &fault);
