@@ -19,6 +19,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -52,13 +53,18 @@ class Server:
     def __init__(self, binary: str, model: str, threads: int, ctx: int, options: list[str], end: bool = True):
         self.port, self.end = free_port(), end
         words = [binary, "-m", model, "-t", str(threads), "-c", str(ctx), "-np", "1", "--port", str(self.port), "--no-webui", *options]
-        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  a pipe that nobody reads would stop it
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self.log, text=True)
+
+    def ready(self) -> Server:
+        """Wait until it answers, so that several can load at once."""
         for _ in range(600):
             if self.process.poll() is not None:
-                sys.exit(f"llama-server ended: {self.process.stderr.read()[-1000:]}")
+                self.log.seek(0)
+                sys.exit(f"llama-server ended: {self.log.read()[-1000:]}")
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2).read()
-                return
+                return self
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         sys.exit("llama-server did not start in a minute")
@@ -74,6 +80,7 @@ class Server:
     def close(self) -> None:
         self.process.terminate()
         self.process.wait(timeout=30)
+        self.log.close()
 
 
 class Cpu:
@@ -177,6 +184,7 @@ def main() -> int:
     try:
         with open_model(args.model) as model, Engine(model, device=args.device, threads=args.t, ctx=args.ctx,
                                                      draft=open_draft(args.draft, model) if args.draft else True) as engine:
+            plain.ready(), spec.ready()
             runs = {"ours_plain": lambda ids: ours(engine, ids, args.n, 0),
                     "ours_spec": lambda ids: ours(engine, ids, args.n, args.draft_max, args.accept),
                     "ours_auto": lambda ids: ours(engine, ids, args.n, AUTO, args.accept),
