@@ -304,7 +304,7 @@ static bool make_room(bw_spill *s, spill_entry *e, bool gently) {
     const bw_spill_set *set = s->model->ctx->backend->set;
     uint8_t *slot = take_spare(s, e);
     if (!slot && s->c.used + e->bytes > s->limit) spill_drop_spares(s);
-    e->fresh = 0;
+    e->fresh = e->mapped = e->untouched = 0;
     while (!slot && s->c.used + e->bytes > s->limit) {
         spill_entry *old = gently ? NULL : victim(s, e->layer);
         if (!old) return false;
@@ -322,6 +322,7 @@ static bool make_room(bw_spill *s, spill_entry *e, bool gently) {
         if (p == MAP_FAILED) return false;
         madvise(p, e->bytes, MADV_HUGEPAGE);
         slot = p;
+        e->mapped = e->untouched = 1;
         e->fresh = set && set->pin; /* pinned once it is filled: the readers take its pages from the system side by side */
         e->pinned = set && !set->pin;
     }

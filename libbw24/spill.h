@@ -39,6 +39,9 @@ int bw_spill_begun(const bw_spill *s); /* order[.. here) is there or on its way 
  * written tile by tile over the raw rows that it has consumed. False: they could not be read; they are zeros, and the step must fail (bw_spill_error).
  * Call it only for experts that were not hits. */
 bool bw_spill_wait(bw_spill *s, int layer, int expert, int matrix, uint8_t **base, uint8_t **raw);
+/* For a thread that would wait for the matrix: takes the pages of an expert that is read later from the system, which is half of what reading costs.
+ * False: the matrix is there, or there is nothing to take. */
+bool bw_spill_touch(bw_spill *s, int layer, int expert, int matrix);
 void bw_spill_end(bw_spill *s);
 /* the backend's clock: nanoseconds spent waiting for reads and unpacking, and computing */
 void bw_spill_time(bw_spill *s, int64_t wait_ns, int64_t compute_ns);

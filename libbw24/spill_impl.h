@@ -8,7 +8,7 @@
 #include "spill.h"
 
 enum { SPILL_DOORS = 64 }; /* who waits for a matrix is woken by few others: waking costs more than a piece takes to read */
-enum { SPILL_PAGE = 4096, SPILL_CHUNK = 1 << 20, SPILL_READERS_MAX = 64, SPILL_FILES_MAX = 4096 };
+enum { SPILL_PAGE = 4096, SPILL_CHUNK = 1 << 20, SPILL_HUGE = 1 << 21, SPILL_READERS_MAX = 64, SPILL_FILES_MAX = 4096 };
 enum { SPILL_SPARES = 32 }; /* slots that wait for the next expert on its way to the set */
 enum spill_state { SPILL_ABSENT, SPILL_READING, SPILL_READY };
 
@@ -27,6 +27,8 @@ typedef struct spill_entry {
     uint8_t state, list, held, frozen, failed;
     uint8_t pinned;                  /* the slot */
     uint8_t fresh;                   /* the slot is to be pinned by the reader that ends its last piece; counts as one of matrix 2 */
+    uint8_t mapped;                  /* the slot is new: the system has not given it pages when it is read */
+    uint8_t untouched;               /* the slot's pages were not taken from the system yet; under `lock` */
     uint8_t hung;                    /* reads of it may never end */
     uint32_t turn;                   /* which reading of it this is: a read of an earlier one that ends late counts for nothing */
     uint8_t cut_matrix;              /* what the readers take next: matrix, and bytes of it taken */
@@ -85,6 +87,7 @@ struct bw_spill {
     int n_files, n_readers, readers_wanted;
     bool buffered, quit;
     bool abandoned;         /* readers hang in the system and may still use all of this */
+    int64_t first_drive;    /* bytes that the first of two drives was given beyond the second's */
     uint64_t ended, hung_at; /* pieces that ended, well or not; their number plus one when the step in hand gave up waiting */
     int64_t ended_ns;       /* clock of the last one */
     pthread_t readers[SPILL_READERS_MAX];

@@ -1,13 +1,14 @@
-/* Reading of spilled experts: files with an optional mirror, and threads that read aligned pieces of up to 1 MiB in the order in which experts were
+/* Reading of spilled experts: files with an optional mirror, and threads that read aligned pieces of 1 to 2 MiB in the order in which experts were
  * asked for, so that the first expert is whole while the last is still on its way. Owns descriptors, retries and the check that a file is still
  * the one that was opened; knows no policy. */
-#define _GNU_SOURCE /* O_DIRECT */
+#define _GNU_SOURCE /* O_DIRECT, madvise */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 
 static ssize_t system_pread(int fd, void *buf, size_t n, off_t at) { return pread(fd, buf, n, at); }
 bw_spill_io bw_spill_sys = {system_pread, 30000000000};
+enum { POPULATE_WRITE = 23 }; /* MADV_POPULATE_WRITE of Linux 5.14, refused without harm before */
 enum { LEAVE_S = 2 }; /* seconds that a reader has to leave when files are closed; a piece takes milliseconds */
 
 void spill_fail(bw_spill *s, const char *fmt, ...) {
@@ -195,7 +197,19 @@ static bool read_piece(bw_spill *s, const piece *p, tally *t) {
 }
 
 /* ---- the queue */
-static uint64_t chunks_of(const spill_span *p) { return (p->span + SPILL_CHUNK - 1) / SPILL_CHUNK; }
+/* bytes of the piece that begins `cut` bytes into a matrix. New memory is cut where the system's huge pages end: two readers that come to one of them
+ * both clear it. The next matrix begins in the page where this one ends, which is one such page of three */
+static uint64_t piece_bytes(const spill_entry *e, const spill_span *at, uint64_t cut) {
+    uint64_t left = at->span - cut, most = SPILL_CHUNK;
+    if (e->mapped) most = SPILL_HUGE - ((uintptr_t)(e->slot + at->into + cut) & (SPILL_HUGE - 1));
+    return left < most ? left : most;
+}
+
+static int pieces_of(const spill_entry *e, const spill_span *at) {
+    int n = 0;
+    for (uint64_t cut = 0; cut < at->span; cut += piece_bytes(e, at, cut)) n++;
+    return n;
+}
 
 /* the next piece of the first entry in the queue; the entry leaves the queue with its last one */
 static spill_entry *take(bw_spill *s, piece *p, int *matrix) {
@@ -203,15 +217,16 @@ static spill_entry *take(bw_spill *s, piece *p, int *matrix) {
     spill_span at;
     *matrix = e->cut_matrix;
     spill_span_of(s, e, *matrix, &at);
-    uint64_t left = at.span - e->cut_at, size = s->files[at.file].size;
+    uint64_t size = s->files[at.file].size;
     p->file = &s->files[at.file];
     p->into = e->slot + at.into + e->cut_at;
     p->from = at.from + e->cut_at;
-    p->span = left < SPILL_CHUNK ? left : SPILL_CHUNK;
+    p->span = piece_bytes(e, &at, e->cut_at);
     p->need = p->from + p->span > size ? size - p->from : p->span;
     p->turn = e->turn;
     p->mirrored = p->file->drive[1].alive;
-    p->drive = p->mirrored ? (int)(e->cut_at / SPILL_CHUNK + (uint64_t)*matrix) % 2 : 0;
+    p->drive = p->mirrored && s->first_drive > 0; /* two drives get as many bytes each */
+    if (p->mirrored) s->first_drive += p->drive ? -(int64_t)p->span : (int64_t)p->span;
     e->cut_at += p->span;
     if (e->cut_at < at.span) return e;
     e->cut_at = 0;
@@ -282,7 +297,7 @@ void spill_read(bw_spill *s, spill_entry *e) {
     for (int m = 0; m < 3; m++) {
         spill_span at;
         spill_span_of(s, e, m, &at);
-        e->pending[m] = (int)chunks_of(&at);
+        e->pending[m] = pieces_of(e, &at);
     }
     e->pending[2] += e->fresh;
     e->cut_matrix = 0;
@@ -305,6 +320,19 @@ static void unqueue(bw_spill *s, spill_entry *e) {
         e->queue = NULL;
         return;
     }
+}
+
+bool bw_spill_touch(bw_spill *s, int layer, int expert, int matrix) {
+    pthread_mutex_lock(&s->lock);
+    spill_entry *e = s->layers[layer].entries[expert].pending[matrix] && s->first ? s->first->queue : NULL; /* the first is being read */
+    while (e && !e->untouched) e = e->queue;
+    uint8_t *slot = e ? e->slot : NULL;
+    uint64_t bytes = e ? e->bytes : 0;
+    if (e) e->untouched = 0;
+    pthread_mutex_unlock(&s->lock);
+    /* should the expert be given up meanwhile, this changes no byte of whatever is there then */
+    if (slot) madvise(slot, bytes, POPULATE_WRITE);
+    return slot != NULL;
 }
 
 bool spill_await(bw_spill *s, spill_entry *e, int matrix, bool *failed) {

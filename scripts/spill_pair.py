@@ -136,7 +136,8 @@ def predicted(args: argparse.Namespace, run: dict[str, Any], threads: int) -> di
     with open_model(args.file) as model:
         bank = bank_of(model)
         down = model.file.tensors[bank.ops[0][2]]
-        shape = tier_plan.Shape(bank.visits, bank.nbytes / (len(bank.ops) * down.shape[2]), bank.nbytes, rest_of(model, bank), len(bank.ops))
+        shape = tier_plan.Shape(bank.visits, bank.nbytes / (len(bank.ops) * down.shape[2]), bank.nbytes, rest_of(model, bank), len(bank.ops),
+                                args.vram - (run["set_mib"] << 20))
         cpu = tier_plan.cpu_rate(down.type_id, down.shape[0], threads)
         with open_context("cuda", None, None) as ctx:
             found = rates(ctx)
@@ -171,10 +172,12 @@ def measure(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     """Settings of the peer, then turns: ours, the peer's, ours; the prediction."""
     first = tried(args) if len(args.flags) > 2 else []
     good = [row for row in first if "decode" in row]
-    best = {key: max(good, key=lambda row: max(row[key]))["flags"] for key in CELLS} if good else {CELLS[0]: args.flags[0], CELLS[1]: args.flags[-1]}
+    best = {key: max(good, key=lambda row: max(row[key]))["flags"] for key in CELLS} if good else {}
+    if args.flags and not good:
+        best = {CELLS[0]: args.flags[0], CELLS[1]: args.flags[-1]}
     ours, theirs, turns, starts = Ours(argv), [], [], []
     facts = ours.facts
-    for flags in [None, *sorted(set(best.values())), *([] if args.once else [None])]:
+    for flags in [None, *sorted(set(best.values())), *([] if args.once or not args.flags else [None])]:
         if flags:
             if args.apart and ours:
                 starts.append(ours.close())
@@ -192,17 +195,17 @@ def measure(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     out: dict[str, Any] = {"file": args.file.name, "file_bytes": args.file.stat().st_size, "vram": args.vram, "ram": args.ram,
                            "prompt": args.prompt, "tokens": args.tokens, "bw24": facts | {"starts": starts, "turns": turns},
                            "llama.cpp": {"tried": first, "best": best, "turns": theirs}}
-    for key in CELLS:
+    for key in CELLS if theirs else ():
         own, their = [t[key] for t in turns], next(row for row in theirs if row["flags"] == best[key])
         out[key] = {"bw24": round(statistics.median(own), 2), "llama.cpp": round(statistics.median(their[key]), 2), "flags": best[key],
                     "least": round(min(own) / max(their[key]), 3), "most": round(max(own) / min(their[key]), 3),
                     "mib": [facts["device_mib_with_context"], their["device_mib_with_context"]]}
         out[key]["ratio"] = round(out[key]["bw24"] / out[key]["llama.cpp"], 3)
         print(key, json.dumps(out[key]), flush=True)
-    last = {k: median(turns, k) for k in ("v", "bus", "r", "cpu", "card", "disk", "ms", "swaps", "device_mib", "peak_mib", "decode")}
+    last = {k: median(turns, k) for k in ("v", "bus", "r", "mb", "cpu", "card", "disk", "ms", "swaps", "device_mib", "peak_mib", "decode")}
     out["breakdown"] = last
     print("breakdown", json.dumps(last), flush=True)
-    out["predicted"] = predicted(args, last, facts["threads"])
+    out["predicted"] = predicted(args, last | {"set_mib": turns[0]["set_mib"]}, facts["threads"])
     for name in ("at_measured_hits", "at_planned_hits"):
         out["predicted"][name]["of_measured"] = round(out["predicted"][name]["decode"] / last["decode"], 3)
     print("predicted", json.dumps(out["predicted"]), flush=True)
@@ -221,16 +224,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--ram", type=parse_size, help="for experts (default: what the engine takes)")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3, help="ours before the peer and after it, and the peer's (default: 3)")
-    parser.add_argument("--peer-bin", required=True, help="folder of llama-bench")
+    parser.add_argument("--peer-bin", help="folder of llama-bench")
     parser.add_argument("--flags", action="append", default=[],
                         help="of llama-bench; more than two: each is tried once, and the best of each cell takes a turn; else the first for prompts, "
-                             "the last for decode")
+                             "the last for decode; none: ours alone, beside the cost model")
     parser.add_argument("--apart", action="store_true",
                         help="ours is not kept loaded beside the peer, but loaded again: for a machine whose memory does not hold both")
     parser.add_argument("--once", action="store_true", help="ours before the peer alone")
     parser.add_argument("--record", type=Path, help="append a row to this JSONL file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if args.flags and not args.peer_bin:
+        parser.error("--flags needs --peer-bin")
     args.resident = args.bits = False
     return args
 

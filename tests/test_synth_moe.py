@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -93,3 +94,29 @@ def test_latent_attention(tmp_path):
         assert model.builder.kvs == {"kv0": (1, 576, 0), "kv1": (1, 576, 0)} and model.builder.shared == {"kv0", "kv1"}
     count = {name: sum(math.prod(t.shape) for t in synth_model.tensors_of(synth_model.SHAPES[name])) for name in ("deepseek-v2-lite", "deepseek-v3")}
     assert round(count["deepseek-v2-lite"] / 1e9, 1) == 15.7 and round(count["deepseek-v3"] / 1e9) == 671
+
+
+def test_experts_of_many_pieces(tmp_path):
+    """Matrices of 2.2 MB: several pieces into new memory, which end at huge pages, and into used memory; from one file and from two in turn."""
+    extra = synth_model._moe(6, 2, 2048, 1, 1)
+    shape = replace(small("hy_v3"), dim=1024, layers=2, extra=extra)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    path = tmp_path / "a" / "m.gguf"
+    synth_model.write_model(path, "small", shape, "Q8_0")
+    shutil.copy(path, tmp_path / "b")
+    ids = [(i * 31) % 590 for i in range(24)]
+
+    def logits(tiers: Tiers | None) -> tuple[bytes, dict[str, int]]:
+        with open_model(path) as model, Engine(model, device="cpu", threads=2, tiers=tiers) as engine, engine.sequence() as seq:
+            rows = seq.prefill(ids).tobytes() + b"".join(seq.decode(t).tobytes() for t in ids)
+            return rows, engine.spill.stats() if engine.spill else {}
+
+    want, _ = logits(None)
+    both = (str(tmp_path / "a"), str(tmp_path / "b"))
+    for tiers in [Tiers(ram=ram, force=True, nvme=nvme) for ram in (0, 1 << 30) for nvme in ((), both)]:
+        rows, counts = logits(tiers)
+        assert rows == want
+        assert counts["reads"] > counts["bytes_read"] / 1.5e6 and (counts["evictions"] > 0) == (tiers.ram == 0)
+        if tiers.nvme:
+            assert 0.4 < counts["mirror_bytes"] / counts["bytes_read"] < 0.6

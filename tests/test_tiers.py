@@ -68,8 +68,12 @@ def test_popularity_and_hits():
     shape = tier_plan.Shape(632, 6.2e6, 93.9e9, 9.2e9)
     h = tier_plan.hits(shape, 0, shape.bank)
     assert h == tier_plan.Hits(0.0, 1.0) and tier_plan.hits(shape, 1e12, 0).vram == 1.0
-    small, large = tier_plan.hits(shape, 24e9, 16e9), tier_plan.hits(shape, 24e9, 52e9)
+    small, large = tier_plan.hits(shape, 24e9, 16e9, stays=True), tier_plan.hits(shape, 24e9, 52e9, stays=True)
     assert small.vram == large.vram > 0.3 and small.ram < large.ram < 1.0
+    share = (24e9 - shape.rest - tier_plan.WORK_VRAM) / shape.bank
+    alone, twice = tier_plan.hits(shape, 24e9, shape.bank * (1 - share)), tier_plan.hits(shape, 24e9, shape.bank)
+    assert twice == tier_plan.Hits(large.vram, 1.0, 1.0), "RAM has what leaves the set: it follows the text"
+    assert share < alone.vram == pytest.approx(share + tier_plan.MOVES_ALONE * (large.vram - share)) and alone.ram == pytest.approx(1)
     curve = tier_plan.curve_of([np.array([8, 1, 1]), np.array([0, 0, 10])])
     assert curve[0] == (0.0, 0.0) and curve[-1] == (1.0, 1.0) and tier_plan.popularity(curve, 1 / 6) == pytest.approx(0.5)
     with pytest.raises(Bw24Error, match="no use"):
@@ -80,6 +84,9 @@ def test_the_probe_measures_this_machine(moe):
     rate, _ = tier_plan.disk_rate([moe], 2, 0.05)
     assert rate > 1e5
     assert 1e7 < tier_plan.cpu_rate(12, 512, threads=1, seconds=0.05) < 1e12
+    assert 1e8 < tier_plan.ram_rate(threads=1, seconds=0.05) < 1e13
+    slow = tier_plan.cost(RIG_SHAPE, RIG_HITS, tier_plan.Rates(cpu=23.4e9, disk=9.77e9, gpu_ms=31, ram=20e9))
+    assert slow.ideal == pytest.approx(slow.ram) and slow.ram == pytest.approx(632 * 0.436 * 1.405 * 7.8e6 / 20e6), "RAM carries both"
     with pytest.raises(Bw24Error, match="rate disk is needed"):
         tier_plan.cost(RIG_SHAPE, RIG_HITS, tier_plan.Rates(cpu=1e9))
 
@@ -168,7 +175,9 @@ def test_a_trace_replays(moe, tmp_path, capsys):
         bank = tiers.bank_of(model)
         assert found.model == tiers.model_hash(model) and len(found.experts) == len(bank.ops)
     assert main(["tiers", "replay", str(trace), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    body = json.loads(capsys.readouterr().out)
+    rows = body["rows"]
+    assert body["reuse"] == pytest.approx(tier_replay.reuse(found)) and 0 < body["reuse"] <= 1
     for row in rows:
         assert max(row["lru"], row["slru"], row["frozen"]) <= row["belady"] + 1e-9
     assert [r["belady"] for r in rows] == sorted(r["belady"] for r in rows)
@@ -238,6 +247,12 @@ def test_policies_against_their_definitions(capacity):
         assert tier_replay.lru(trace, 64) == best
 
 
+def test_reuse_counts_neighbours_of_one_size():
+    steps = [[(0, e) for e in range(8)], [(0, 1), (1, 2)], [(0, 1), (1, 3)], [(0, 4), (1, 3)]]
+    assert tier_replay.reuse(tier_replay.Trace("m", [8, 8], 1, steps)) == 0.5, "the prompt's step of eight is no neighbour"
+    assert tier_replay.reuse(tier_replay.Trace("m", [8, 8], 1, steps[:1])) == 0.0
+
+
 def test_below_a_cycle_lru_forgets_everything():
     trace = tier_replay.Trace("x", [8] * 4, 1, [[(layer, e) for layer in range(4) for e in (1, 2)]] * 20)
     assert tier_replay.lru(trace, 7) == 0 and tier_replay.lru(trace, 8) == 8 * 19
@@ -281,7 +296,7 @@ def test_the_card_s_part_of_a_token():
         rates = tier_plan.Rates(cpu=cpu, vram=4.2e12, gpu_ms=13 * tier_plan.LAYER_US / 1e3)
         c = tier_plan.cost(shape, tier_plan.Hits(v, 1.0, 1 - v), rates)
         assert c.serial == pytest.approx(measured, rel=0.2) and 0 < c.card < c.cpu
-    h = tier_plan.hits(shape, tier_plan.WORK_VRAM + shape.rest + shape.bank / 4, shape.bank / 2)
+    h = tier_plan.hits(shape, tier_plan.WORK_VRAM + shape.rest + shape.bank / 4, shape.bank / 2, stays=True)
     assert (h.vram, h.divided) == (pytest.approx(tier_plan.popularity(tier_plan.CURVE, 0.25)), 1.0) and h.ram > 2 / 3 - 0.01
     assert tier_plan.hits(shape, 1e12, 0) == tier_plan.Hits(1.0, 1.0)
 
@@ -307,7 +322,7 @@ def test_a_plan_for_a_card(moe, capsys):
 
 def test_a_plan_counts_what_the_card_holds_beside_experts(moe, capsys, monkeypatch):
     """Where the build can say it, the card's share of the visits follows the placement's arithmetic; less memory than the rest takes is an error."""
-    rates = ["--rate", "cpu=10", "--rate", "disk=1", "--rate", "vram=1000", "--rate", "pcie=50", "--json", "--ram", "300k"]
+    rates = ["--rate", "cpu=10", "--rate", "disk=1", "--rate", "vram=1000", "--rate", "pcie=50", "--json", "--ram", "1m"]
     bank = 0
     for beside in (1 << 28, 1 << 29):
         monkeypatch.setattr(placement, "beside_experts", lambda s, limit, beside=beside: beside)

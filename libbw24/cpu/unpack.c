@@ -58,6 +58,7 @@ static void warm_part(void *arg, int tid, int threads) {
         uint8_t *base, *raw;
         cpu_mat *mat = &mats[3 * j->experts[i / 3] + i % 3];
         bool pack = cpu_spill_room(j->m, mat->type, mat->rows, mat->cols) > 0;
+        while (bw_spill_touch(j->m->spill, j->layer, j->experts[i / 3], i % 3)) {}
         bool there = bw_spill_wait(j->m->spill, j->layer, j->experts[i / 3], i % 3, &base, &raw);
         while (atomic_load(&j->put) <= i / 3) usleep(20);
         if (there) cpu_unpack_spilled(mat, pack, base, raw, j->tiles[tid]);

@@ -32,7 +32,7 @@ REPLAY_EXAMPLES = """
 bw24 gen hy3-q2_k.gguf --ram 24g --trace t.jsonl -p "..." -n 200
 bw24 tiers replay t.jsonl --sizes 8g,16g,32g
 """
-RATES = ("cpu", "disk", "pcie", "vram", "gpu-ms")
+RATES = ("cpu", "disk", "pcie", "vram", "ram", "gpu-ms")
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # of all experts: what replay tries where no size is given
 
 
@@ -97,6 +97,8 @@ def measured(model: Model, args: argparse.Namespace, shape: Shape, given: dict[s
     down = model.file.tensors[bank.ops[0][2]]
     if "cpu" not in rates:
         rates["cpu"] = tier_plan.cpu_rate(down.type_id, down.shape[0], args.threads, args.isa)
+    if "ram" not in rates:
+        rates["ram"] = tier_plan.ram_rate(args.threads)
     if "disk" not in rates:
         places = model.file.places(bank.ops[0][2]) or []
         folders = tuple(part for part in (args.nvme or "").split(",") if part)
@@ -169,9 +171,10 @@ def run_plan(args: argparse.Namespace) -> int:
             if args.profile:
                 curve = tier_plan.curve_of(read_profile(Path(args.profile), model_hash(model), experts))
     fixed = tier_plan.Hits(*args.hits) if args.hits else None
-    h = fixed or tier_plan.hits(shape, args.vram or 0, ram, curve)
+    stays = bool(args.profile)
+    h = fixed or tier_plan.hits(shape, args.vram or 0, ram, curve, stays)
     c = tier_plan.cost(shape, h, rates)
-    ways = tier_plan.reach(shape, args.vram or 0, ram, rates, args.target, curve, fixed) if c.rate < args.target else []
+    ways = tier_plan.reach(shape, args.vram or 0, ram, rates, args.target, curve, fixed, stays) if c.rate < args.target else []
     report_plan(args, name, shape, h, c, rates, ram, ways)
     return EXIT_OK
 
@@ -195,8 +198,8 @@ def report_plan(args: argparse.Namespace, name: str, shape: Shape, h: Hits, c: C
     write(f"{name}: {shape.visits} experts a token of {shape.expert / 1e6:.2f} MB: {shape.visits * shape.expert / 1e9:.2f} GB a token, "
           f"{shape.bank / 1e9:.1f} GB in all, {shape.rest / 1e9:.2f} GB of other weights\n")
     write(f"of the visits: VRAM {100 * v:.1f} %, RAM {100 * r:.1f} % ({ram / 2**30:.1f} GiB), disk {100 * (1 - v - r):.1f} %\n")
-    card = f", card {rates.vram / 1e9:.0f} GB/s" if rates.vram else ""
-    write(f"rates: processor {rates.cpu / 1e9:.1f} GB/s, disk {rates.disk / 1e9:.2f} GB/s{card}\n")
+    known = {"processor": rates.cpu, "RAM": rates.ram, "disk": rates.disk, "bus": rates.pcie, "card": rates.vram}
+    write("rates: " + ", ".join(f"{what} {rate / 1e9:.3g} GB/s" for what, rate in known.items() if rate) + "\n")
     ms = lambda x: f"{x:.0f} ms" if x >= 10 or x == 0 else f"{x:.2g} ms"  # noqa: E731
     own = f" (the card's {ms(c.card)} meanwhile)" if c.card else ""
     write(f"a token: experts {ms(c.cpu)}{own}, disk {ms(c.disk)}, the rest {ms(c.other)}: {c.rate:.2f} tok/s one after the other, "
@@ -263,10 +266,12 @@ def run_replay(args: argparse.Namespace) -> int:
         uses = tiers.read_profile(Path(args.frozen), trace.model, list(zip(trace.layers, trace.experts, strict=True)))
     rows = tier_replay.replay(trace, [min(c, trace.total) for c in capacities], uses)
     if args.json:
-        write_json({"model": trace.model, "steps": len(trace.uses), "uses": sum(map(len, trace.uses)), "rows": rows})
+        write_json({"model": trace.model, "steps": len(trace.uses), "uses": sum(map(len, trace.uses)),
+                    "reuse": tier_replay.reuse(trace), "rows": rows})
         return EXIT_OK
     cycle = sum(map(len, trace.uses)) / max(1, len(trace.uses))
-    write(f"{len(trace.uses)} steps, {cycle:.0f} experts a step of {trace.total}, {trace.entry / 1e6:.2f} MB each\n")
+    write(f"{len(trace.uses)} steps, {cycle:.0f} experts a step of {trace.total}, {trace.entry / 1e6:.2f} MB each; "
+          f"{100 * tier_replay.reuse(trace):.1f} % were used by the step before\n")
     write(f"{'experts':>9} {'GB':>8} {'of all':>7}" + "".join(f" {name:>8}" for name in tier_replay.POLICIES) + "\n")
     for row in rows:
         write(f"{row['experts']:>9} {row['bytes'] / 1e9:8.2f} {100 * row['share']:6.1f}%"

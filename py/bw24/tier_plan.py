@@ -30,14 +30,16 @@ LAYER_US, SPLIT_US = 45.0, 90.0
 # share of its rate over one large matrix that a processor reaches over the few experts of a layer beside a card: its threads are woken and meet four
 # times a layer, and the bus reads the same memory
 CPU_DIVIDED = 0.6
+# how far a set whose experts RAM lacks comes, on the way from an arbitrary choice to the most used ones (H200, RAM for what the card lacks)
+MOVES_ALONE = 0.4
 PACK, PACKERS = 1.2e9, 3  # bytes a second of one thread that packs what was read, a matrix each: the expert waits for it as for the disk
 BUS_US, BUS_BESIDE = 60.0, 0.85  # microseconds of a layer that takes experts over the bus; share of its rate beside a processor that reads memory
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second: cpu (expert weights through the processor's kernels), disk, pcie, vram, pack (of experts that were read; 0: not counted);
-    gpu_ms: milliseconds a token beside the experts."""
+    """Bytes a second: cpu (expert weights through the processor's kernels), disk, pcie, vram, ram (read by all threads), pack (of experts that were
+    read); 0 of the last two: not counted. gpu_ms: milliseconds a token beside the experts."""
 
     cpu: float = 0.0
     disk: float = 0.0
@@ -45,6 +47,7 @@ class Rates:
     vram: float = 0.0
     gpu_ms: float = 0.0
     pack: float = 0.0
+    ram: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,13 @@ class Hits:
 @dataclass(frozen=True)
 class Cost:
     """Milliseconds a token: other (attention and what is not experts), cpu, disk, card (its experts, computed while the processor computes the
-    others); `serial` sums them, `ideal` overlaps disk with the rest."""
+    others), ram (its bus carrying what is read and computed); `serial` sums them, `ideal` overlaps disk with the rest, which share that bus."""
 
     other: float
     cpu: float
     disk: float
     card: float = 0.0
+    ram: float = 0.0
 
     @property
     def serial(self) -> float:
@@ -86,7 +90,7 @@ class Cost:
 
     @property
     def ideal(self) -> float:
-        return max(self.other + max(self.cpu, self.card), self.disk)
+        return max(self.other + max(self.cpu, self.card), self.disk, self.ram)
 
     @property
     def rate(self) -> float:
@@ -110,13 +114,19 @@ def curve_of(uses: Sequence[np.ndarray]) -> tuple[tuple[float, float], ...]:
     return tuple((float(i / len(counts)), float(sums[i])) for i in at)
 
 
-def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, float]] = CURVE) -> Hits:
-    """Hit shares of tiers filled with the most used experts: video memory first (less shape.beside), then RAM, each expert in one of them.
-    Above two tokens' worth of experts an LRU comes within a few points of it, and so does a card's set that moves with the text."""
+def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, float]] = CURVE, stays: bool = False) -> Hits:
+    """Hit shares of video memory (less shape.beside) and RAM, each filled with the most used experts that the other lacks. stays: the card's set is a
+    profile's, so the most used ones; otherwise it begins with an arbitrary choice and follows the text as far as RAM has its experts as well, for one
+    that is nowhere else must be read again. Above two tokens' worth of experts an LRU comes within a few points of it."""
     in_vram = min(1.0, max(0.0, vram - (shape.beside or shape.rest + WORK_VRAM)) / shape.bank) if vram else 0.0
     in_ram = min(1.0 - in_vram, max(0.0, ram) / shape.bank)
     a, b = popularity(curve, in_vram), popularity(curve, in_vram + in_ram)
-    return Hits(a, (b - a) / (1 - a) if a < 1 else 1.0, 1.0 if vram and in_vram < 1 else 0.0)
+    twice = min(1.0, max(0.0, max(0.0, ram) / shape.bank - (1 - in_vram)) / in_vram) if in_vram else 1.0
+    follows = 1.0 if stays or in_vram == 1 else MOVES_ALONE + (1 - MOVES_ALONE) * twice
+    v = in_vram + follows * (a - in_vram)
+    beside = popularity(curve, in_ram / (1 - in_vram)) if in_vram < 1 else 1.0
+    r = follows * ((b - a) / (1 - a) if a < 1 else 1.0) + (1 - follows) * beside
+    return Hits(v, r, 1.0 if vram and in_vram < 1 else 0.0)
 
 
 def processor(h: Hits, rates: Rates) -> float:
@@ -135,7 +145,8 @@ def cost(shape: Shape, h: Hits, rates: Rates) -> Cost:
     split = h.divided * shape.layers * SPLIT_US / 1e3 if rates.vram else 0.0
     own = (missing - bus) / processor(h, rates) * 1e3 if missing else 0.0
     packed = read / rates.pack * 1e3 if rates.pack else 0.0
-    return Cost(rates.gpu_ms + split, own, read / rates.disk * 1e3 + packed if read > 0 else 0.0, card)
+    ram = (missing + read) / rates.ram * 1e3 if rates.ram else 0.0
+    return Cost(rates.gpu_ms + split, own, read / rates.disk * 1e3 + packed if read > 0 else 0.0, card, ram)
 
 
 def pack_rate(threads: int) -> float:
@@ -154,10 +165,10 @@ def over_bus(shape: Shape, h: Hits, rates: Rates) -> float:
 
 
 def reach(shape: Shape, vram: float, ram: float, rates: Rates, target: float, curve: Sequence[tuple[float, float]] = CURVE,
-          fixed: Hits | None = None) -> list[str]:
+          fixed: Hits | None = None, stays: bool = False) -> list[str]:
     """What, changed alone, would give `target` tokens a second: one line for each of RAM, video memory, disk, processor and both rates."""
     def speed(v: float, r: float, k: Rates) -> float:
-        return cost(shape, fixed or hits(shape, v, r, curve), k).rate
+        return cost(shape, fixed or hits(shape, v, r, curve, stays), k).rate
 
     lines, most = [], shape.bank + (shape.beside or shape.rest + WORK_VRAM)
     ways = {
@@ -168,7 +179,7 @@ def reach(shape: Shape, vram: float, ram: float, rates: Rates, target: float, cu
         "disk and processor": (lambda x: speed(vram, ram, replace(rates, disk=rates.disk * 16**x, cpu=rates.cpu * 16**x)),
                                      lambda x: f"both {16**x:.1f} times as fast"),
         "bytes an expert": (lambda x: cost(replace(shape, expert=shape.expert * (1 - 0.9 * x)),
-                                           fixed or hits(shape, vram, ram, curve), rates).rate,
+                                           fixed or hits(shape, vram, ram, curve, stays), rates).rate,
                             lambda x: f"{shape.expert * (1 - 0.9 * x) / 1e6:.2f} MB"),
     }
     for name, (rate, say) in ways.items():
@@ -218,6 +229,23 @@ def disk_rate(paths: Sequence[Path], threads: int = 8, seconds: float = PROBE_SE
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def ram_rate(threads: int | None = None, seconds: float = PROBE_SECONDS / 2) -> float:
+    """Bytes a second that all threads together read of RAM: sums over 256 MB, which few caches hold."""
+    n = threads or os.cpu_count() or 1
+    parts = np.array_split(np.ones(32 << 20, np.uint64), n)
+    started = time.perf_counter()
+
+    def work(part: np.ndarray) -> int:
+        done = 0
+        while not done or time.perf_counter() < started + seconds:
+            part.sum()
+            done += part.nbytes
+        return done
+
+    with ThreadPoolExecutor(n) as pool:
+        return sum(pool.map(work, parts)) / (time.perf_counter() - started)
 
 
 def cpu_rate(type_id: int, columns: int, threads: int | None = None, isa: str | None = None, seconds: float = PROBE_SECONDS) -> float:

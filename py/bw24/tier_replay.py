@@ -204,6 +204,13 @@ def belady(trace: Trace, capacity: int) -> int:
     return hits
 
 
+def reuse(trace: Trace) -> float:
+    """Share of a step's experts that the step before used, over neighbours with equally many uses: tokens, not a prompt's steps. 0 without any."""
+    pairs = [(set(a), b) for a, b in zip(trace.uses, trace.uses[1:], strict=False) if a and len(a) == len(b)]
+    total = sum(len(b) for _, b in pairs)
+    return sum(use in a for a, b in pairs for use in b) / total if total else 0.0
+
+
 POLICIES: dict[str, Callable[..., int]] = {"lru": lru, "slru": slru, "frozen": frozen, "belady": belady}
 
 
