@@ -11,7 +11,7 @@
 namespace bw {
 
 enum TinyUnit { TINY_Q4_0, TINY_Q4_K, TINY_NVFP4, TINY_Q8_0, TINY_Q6_K, TINY_IQ4_XS, TINY_INT8, TINY_INT8H };
-enum { TINY_WARPS = 20, TINY_BOX = 136, TINY_SUMS = 16, TINY_SCRATCH = 64 }; /* TINY_BOX: floats of a warp, values by row and scales of the activations; TINY_SCRATCH: bytes */
+enum { TINY_WARPS = 20, TINY_BOX = 136, TINY_SUMS = 20, TINY_SCRATCH = 64 }; /* TINY_BOX: floats of a warp, values by row and scales of the activations; TINY_SCRATCH: bytes */
 
 struct TinyShape {
     int unit[LINEAR_PARTS]; /* TinyUnit of each part */
