@@ -16,6 +16,7 @@ struct AttendArgs {
     Acts yo;          /* quantised result; q NULL: not wanted */
     int heads, window, want, op, rows;
     int max_pieces;
+    int reach;        /* no row sees more pieces; 0: not known */
     float c;          /* scale * log2 e */
 };
 

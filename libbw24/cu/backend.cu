@@ -468,6 +468,7 @@ static int make_pieces(bw24_model *m, bw_list *l) {
         const bw_op *op = &l->ops[i];
         if (op->code != BW_OP_ATTEND) continue;
         size_t n = (size_t)cu_max_pieces(m, &l->kvs[op->kv]) * (size_t)op->i[0], bytes = n * (size_t)l->kvs[op->kv].desc.dim * sizeof(float);
+        s->short_heads |= attend_has_short(cu_kv_place(&l->kvs[op->kv]));
         if (bytes > most) most = bytes;
         if (n > heads) heads = n;
     }

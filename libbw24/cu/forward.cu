@@ -1,6 +1,6 @@
 /* One forward pass on the device: the step's rows go up, the resolved steps are launched (or replayed as one graph), faults and logits come down.
- * Owns the choice of kernels and the graphs. Work of a step depends on its number of rows alone: positions, tokens and page tables are read from
- * device memory, so a graph serves every context length. */
+ * Owns the choice of kernels and the graphs. Work of a step depends on its number of rows and on whether its context is short (Pass.reach): positions,
+ * tokens and page tables are read from device memory, so a graph serves every context length of its class. */
 #include <cstring>
 #include "forward.h"
 #include "gemm_fast.h"
@@ -371,6 +371,7 @@ static void run_attend(Pass &p, const CuStep &c) {
     a.max_pieces = cu_max_pieces(p.m, kv);
     a.o = p.s->pieces;
     a.nl = p.s->piece_nl;
+    a.reach = p.reach;
     bool split = n <= p.s->split_rows;
     if (a.kv.shared) return attend_shared(p, c, a, split);
     if (!split && p.m->ctx->fast_prefill && attend_class_fast(*p.q, a, p.keys)) {
@@ -382,7 +383,11 @@ static void run_attend(Pass &p, const CuStep &c) {
         a.xq = acts_of(p, qb, n);
         want_quantised(p, qb, n, c.first);
     }
+    p.quantised[(size_t)out] = c.quant_out && a.reach;
+    if (a.reach && c.quant_out) a.yo = acts_of(p, out, n);
+    if (attend_short(*p.q, a, p.keys)) return;
     p.quantised[(size_t)out] = 0;
+    a.yo = {};
     if (!attend_hot(p, a, split)) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.keys);
     if (!split) return;
     if (c.quant_out) a.yo = acts_of(p, out, n);
@@ -493,6 +498,16 @@ static int put_pages(const bw24_model *m, RowsPlace *to, const bw24_seq *seq) {
     return at;
 }
 
+/* Pieces that no row of a narrow step exceeds, in a few classes so that graphs are few; 0: more, or the list has no use for it */
+static int reach_of(const CuList *s, const bw_batch *b) {
+    int64_t deepest = 0;
+    if (!s->short_heads || b->n > SHORT_ROWS) return 0;
+    for (int i = 0; i < b->n; i++) deepest = b->all.pos[i] > deepest ? b->all.pos[i] : deepest;
+    int reach = SHORT_REACH_LEAST;
+    while (reach <= SHORT_REACH && deepest >= (int64_t)reach * PIECE) reach *= 2;
+    return reach <= SHORT_REACH ? reach : 0;
+}
+
 /* ---- the step's rows: fault word, best tokens (zero), arrays of n entries (tables: one for each class), state */
 void fill_rows(const bw24_model *m, CuList *s, const bw_batch *b, RowsPlace *to, Pass *p) {
     const size_t n = (size_t)b->n, C = BW_MAX_CLASS, head = 64 + 8 * n;
@@ -519,6 +534,7 @@ void fill_rows(const bw24_model *m, CuList *s, const bw_batch *b, RowsPlace *to,
     auto dev = [&](const int *x) { return (const int *)((const uint8_t *)x + d); };
     p->rows = {(int *)to->dev, (unsigned long long *)(to->dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table),
            dev(want_table), to->pages_dev, b->n, b->want.n};
+    p->reach = reach_of(s, b);
     p->keys = p->rows;
     if (s->list->borrows) { p->keys.pos = dev(before); p->keys.want_pos = dev(before + n); }
     if (s->list->n_states) fill_fold(*to, b, fold_at(s, n), &p->fold);
@@ -572,8 +588,8 @@ static cudaError_t run_graph(Pass &p, CuGraph &g) {
     return cudaGraphLaunch(g.exec, p.q->stream);
 }
 
-/* what a graph depends on beside the list: rows, whether a single sequence carries state, whether there are logits */
-static int graph_key(const Pass &p) { return p.rows.n * 4 + (p.n_seqs == 1) * 2 + p.logits; }
+/* what a graph depends on beside the list: rows, how many pieces of keys they see, whether a single sequence carries state, whether there are logits */
+static int graph_key(const Pass &p) { return ((p.reach * (GRAPH_ROWS + 1) + p.rows.n) * 2 + (p.n_seqs == 1)) * 2 + p.logits; }
 
 static int launch_pass(Pass &p) {
     int n = p.rows.n;

@@ -21,6 +21,7 @@ struct Pass {
     bool unrouted;               /* a choice of no expert: after Inf or NaN, which the fault word says */
     const CuStep *open;          /* EXPERTS whose processor's share is under way (split_finish) */
     const int *ids;              /* tokens of the logits' columns, where the best keys are to hold tokens; else NULL */
+    int reach;                   /* no row of the step sees more pieces of keys (AttendArgs.reach); 0: not known */
 };
 
 /* where the rows of a step go on the host, and where the device finds them after the upload; the tables of its sequences stand apart, each once */

@@ -261,6 +261,15 @@ static Tail tail_of(const bw24_model *m, const CuRound *x, const Layout &y, size
     return t;
 }
 
+/* The deepest step decides for those beside it, so that a round that crosses from one class to the next needs no graphs of its own. */
+static void level_reach(Layout *y) {
+    int most = 0;
+    for (Part &x : y->part)
+        if (x.p.s->short_heads && x.p.rows.n <= SHORT_ROWS) most = !x.p.reach || most < 0 ? -1 : x.p.reach > most ? x.p.reach : most;
+    for (Part &x : y->part)
+        if (x.p.reach) x.p.reach = most < 0 ? 0 : most;
+}
+
 static int fill(bw24_model *m, CuRound *x, Layout *y) {
     bw_round *r = y->r;
     std::vector<int> from, n;
@@ -286,6 +295,7 @@ static int fill(bw24_model *m, CuRound *x, Layout *y) {
         if (p.mode) fill_draws(*y, s, h, from, n);
         if (p.mode && p.p.l->ids) p.p.ids = y->columns.ids;
     }
+    level_reach(y);
     memset(h + y->began, 0, (BW24_MAX_DRAFTS + 2) * sizeof(u64));
     y->end = t.pages + (size_t)to.n_pages * sizeof(uint8_t *);
     return 0;
@@ -387,6 +397,7 @@ static std::vector<int> key_of(const Layout &y, int from, int to) {
         key.push_back(p.p.rows.n);
         key.push_back(p.p.rows.n_want);
         key.push_back(p.mode);
+        key.push_back(p.p.reach);
     }
     return key;
 }

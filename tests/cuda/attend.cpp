@@ -3,6 +3,7 @@
 #include "emulate.h"
 #include "op_attend.cuh"
 #include "op_attend_few.cuh"
+#include "op_attend_short.cuh"
 #include "op_attend_any.cuh"
 #include "op_attend_fast.cuh"
 #include "op_attend_merge.cuh"
@@ -175,6 +176,27 @@ template <class S> void few_ways(Setup &t, const std::vector<float> &ref) {
     few<S>(t, ref, 1, slots > 1 ? slots - 1 : 1, team);
     few<S>(t, ref, 2, 2, 4);
 }
+/* a short context in one launch; its quantised result too */
+template <class S> void shorts(Setup &t, const std::vector<float> &ref, int slots) {
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    const int width = a.heads * a.kv.dim;
+    Unwritten u(t);
+    emu::launch([=] { k_attend_short<S>(a, s, slots); }, dim3(a.heads / a.kv.heads, a.kv.heads, a.rows), 64 * slots);
+    u.end();
+    char what[64];
+    snprintf(what, sizeof what, "short context, %d slots", slots);
+    judge(t, ref, what);
+    std::vector<int8_t> found = t.result, codes((size_t)a.rows * width);
+    emu::launch([&t, &ref, width] {
+        for (int g = 0; g < width / 32; g++)
+            quant_group(t.a.yo, blockIdx.x, g, threadIdx.x, ref[(size_t)blockIdx.x * width + g * 32 + threadIdx.x], &t.fault, 0);
+    }, dim3(a.rows), 32);
+    const bool good = !memcmp(found.data(), t.result.data(), codes.size());
+    failures += !good;
+    printf("%s its codes\n", good ? "PASS" : "FAIL");
+}
+
 template <int K, int V, int D> void run(const Case &c) {
     Setup t(c, K, V, D);
     const AttendArgs a = t.a;
@@ -187,6 +209,8 @@ template <int K, int V, int D> void run(const Case &c) {
     exact<AttendBlock<K, V, D, 8, 128, true>>(t, ref, "split, 8 queries");
     exact<AttendBlock<K, V, D, large ? 16 : 32, 128, true>>(t, ref, "split, many queries");
     if constexpr ((K == KV_F16 || K == KV_E4M3) && (V == KV_F16 || V == KV_E4M3)) few_ways<FewBlock<K, V, D>>(t, ref);
+    if constexpr (K == KV_F16 && V == KV_F16 && D <= 128)
+        for (int slots : {1, 2, 5}) shorts<ShortBlock<K, V, D>>(t, ref, slots);
     int chunks;
     const int tiles = tiles_of(a, FastBlock<D>::QUERIES, &chunks);
     for (int staged = 0; staged < 2; staged++) {
