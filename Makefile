@@ -109,6 +109,8 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@grep -i warning $(@:.o=.ptxas) >&2 || true
 $(filter %_avx512.o,$(OBJ)): private CFLAGS += $(AVX512)
 $(filter %_avxvnni.o,$(OBJ)): private CFLAGS += $(AVXVNNI)
+# no result depends on it: nobody reads exception flags, and loops over a vocabulary become vectors
+$(BUILD)/libbw24/sample.o: private CFLAGS += -fno-trapping-math
 $(BUILD)/libbw24/abi.o: private CFLAGS += -DBW24_REVISION='"$(shell cat $(BUILD)/revision)"'
 $(BUILD)/libbw24/abi.o: $(BUILD)/revision
 

@@ -118,8 +118,8 @@ static int before(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-/* how many of the ordered candidates survive the filters */
-static int32_t survivors(const bw_mass *c, int32_t n, const bw24_sampler *p) {
+/* how many of the first n ordered candidates survive the filters; total: the mass of all candidates */
+static int32_t survivors(const bw_mass *c, int32_t n, uint64_t total, const bw24_sampler *p) {
     int32_t keep = n;
     if (p->top_k && p->top_k < keep) keep = p->top_k;
     if (p->min_p > 0) {
@@ -129,8 +129,7 @@ static int32_t survivors(const bw_mass *c, int32_t n, const bw24_sampler *p) {
         keep = i;
     }
     if (p->top_p < 1) {
-        uint64_t total = 0, mass = 0;
-        for (int32_t i = 0; i < n; i++) total += c[i].w;
+        uint64_t mass = 0;
         double need = ceil((double)p->top_p * (double)total);
         int32_t i = 0;
         do mass += c[i++].w;
@@ -140,22 +139,35 @@ static int32_t survivors(const bw_mass *c, int32_t n, const bw24_sampler *p) {
     return keep;
 }
 
+/* Few logarithms are taken: with E = -ln u >= 1 - u, a candidate for which 1 - u alone is above the least key so far times w cannot win. The margin is
+ * far above what rounding takes from either side. */
 int32_t bw_dist_race(const bw_mass *c, int32_t m, uint64_t seed, uint64_t position, enum bw_stream stream) {
     int32_t best = -1;
-    double least = 0;
+    double least = 0, bound = 0;
+    const uint64_t at = BW_SEEDED(16, position & ~1ull, position);
     for (int32_t i = 0; i < BW_SEEDED(34, m - (m > 1), m); i++) {
         if (!c[i].w) continue;
         uint64_t id = (uint64_t)c[i].id | (uint64_t)stream << 32;
-        double key = bw_race(seed, BW_SEEDED(16, position & ~1ull, position), id) / (double)c[i].w;
+        if (best >= 0 && (double)(~bw_draw(seed, at, id) >> 12) * 0x1p-52 > bound * (double)c[i].w) continue;
+        double key = bw_race(seed, at, id) / (double)c[i].w;
         if (best < 0 || key < least || (key == least && c[i].id < best)) {
             best = c[i].id;
             least = key;
+            bound = key * (1.0 + 0x1p-20);
         }
     }
     return best;
 }
 
 enum { LANES = 32 }; /* ids of one word of a mask */
+
+/* look where every id is allowed */
+static void look_at_all(const float *l, float *top, float *odd) {
+    for (int j = 0; j < LANES; j++) {
+        top[j] = l[j] > top[j] ? l[j] : top[j];
+        odd[j] = odd[j] + (l[j] - l[j]);
+    }
+}
 
 /* top: the largest of up to LANES logits whose bit is set, in lanes; odd stays 0 while all are finite. Elementwise, so that vectors serve. */
 static void look(const float *l, int n, uint32_t bits, float *top, float *odd) {
@@ -170,7 +182,10 @@ static void look(const float *l, int n, uint32_t bits, float *top, float *odd) {
 static int largest(const bw_dist_in *in, const float *l, int32_t *best) {
     float top[LANES], odd[LANES] = {0}, sum = 0, high = -INFINITY;
     for (int j = 0; j < LANES; j++) top[j] = -INFINITY;
-    for (int32_t i = 0; i + LANES <= in->n; i += LANES) look(l + i, LANES, in->mask ? in->mask[i / LANES] : ~0u, top, odd);
+    for (int32_t i = 0; i + LANES <= in->n; i += LANES) {
+        if (in->mask) look(l + i, LANES, in->mask[i / LANES], top, odd);
+        else look_at_all(l + i, top, odd);
+    }
     int32_t rest = in->n % LANES, from = in->n - rest;
     if (rest) look(l + from, rest, in->mask ? in->mask[from / LANES] : ~0u, top, odd);
     for (int j = 0; j < LANES; j++) { sum = sum + odd[j]; high = top[j] > high ? top[j] : high; }
@@ -193,10 +208,88 @@ static int largest_of(const bw_dist_in *in, const float *l, int32_t *best, int32
     return 0;
 }
 
-/* masses of the adjusted logits l, then the filters; c has room for in->n, of temperature 0 for one */
-static int masses(const bw_dist_in *in, const float *l, bw_mass *c, int32_t *count) {
+/* w as a float whose whole part it is, for all n; elementwise, so that vectors serve. The w of rows that stand for no token mean nothing. */
+static void weigh(const float *l, int32_t n, float top, float k, float *w) {
+    for (int32_t i = 0; i < n; i++) w[i] = bw_exp2((l[i] - top) * k) * 0x1p40f;
+}
+
+/* Candidates in classes by their distance from the largest logit, FINE to an octave of mass: all of a class stand in order before those of the next,
+ * as each operation of `class_of` keeps the order of logits. So a filter's end lies in the first class that satisfies it. */
+enum { FINE = 6, CLASSES = 256, NEAR = 16 * FINE };
+static int class_of(float l, float top, float k) {
+    float x = (top - l) * k * (float)FINE;
+    return x < (float)(CLASSES - 1) ? (int)x : CLASSES - 1;
+}
+
+typedef struct classes { int32_t n[CLASSES]; uint64_t mass[CLASSES], least[CLASSES], total; } classes;
+
+/* the last class that the filters can reach, -1 where it is not among the first n_classes */
+static int reach(const classes *h, const bw24_sampler *p, int n_classes) {
+    double need = ceil((double)p->top_p * (double)h->total), least = (double)p->min_p * 0x1p40;
+    int64_t n = 0;
+    uint64_t mass = 0;
+    for (int b = 0; b < n_classes; b++) {
+        n += h->n[b];
+        mass += h->mass[b];
+        if (p->top_k && n >= p->top_k) return b;
+        if (p->top_p < 1 && (double)mass >= need) return b;
+        if (p->min_p > 0 && h->n[b] && (double)h->least[b] < least) return b;
+    }
+    return n_classes < CLASSES ? -1 : CLASSES - 1;
+}
+
+static int32_t id_of(const bw_dist_in *in, int32_t row) { return in->ids ? in->ids[row] : row; }
+
+/* a w that no candidate of the first n classes is below: an octave of margin for a power of two that is off by 2e-7 */
+static float floor_of(int n) { return n < CLASSES ? bw_exp2((float)(39 - n / FINE)) * 0.5f : 1.0f; }
+
+/* candidates of classes 0 .. last, in the order of rows */
+static int32_t gather(const bw_dist_in *in, const float *l, const float *w, float top, float k, int last, bw_mass *c) {
+    int32_t m = 0;
+    float least = floor_of(last + 1);
+    for (int32_t i = 0; i < in->n; i++) {
+        if (!(w[i] >= least) || w[i] < 1.0f) continue;
+        if (!allowed(in->mask, id_of(in, i)) || (last < CLASSES && class_of(l[i], top, k) > last)) continue;
+        c[m++] = (bw_mass){l[i], id_of(in, i), (uint64_t)w[i]};
+    }
+    return m;
+}
+
+/* the first n_classes classes, and the mass of all candidates */
+static void classify(const bw_dist_in *in, const float *l, const float *w, float top, float k, int n_classes, classes *h) {
+    float least = floor_of(n_classes);
+    uint64_t total = 0;
+    *h = (classes){0};
+    for (int32_t i = 0; i < in->n; i++) {
+        if (!(w[i] >= 1.0f) || !allowed(in->mask, id_of(in, i))) continue;
+        uint64_t mass = (uint64_t)w[i];
+        total += mass;
+        if (w[i] < least) continue; /* surely of none: nearly all */
+        int b = class_of(l[i], top, k);
+        if (!h->n[b]++ || mass < h->least[b]) h->least[b] = mass;
+        h->mass[b] += mass;
+    }
+    h->total = total;
+}
+
+/* what the filters leave, in order: only as many candidates are put in order as they can reach */
+static int32_t filtered(const bw_dist_in *in, const float *l, const float *w, float top, float k, bw_mass *c) {
+    classes h;
+    classify(in, l, w, top, k, NEAR, &h);
+    int last = reach(&h, in->p, NEAR);
+    if (last < 0) {
+        classify(in, l, w, top, k, CLASSES, &h);
+        last = reach(&h, in->p, CLASSES);
+    }
+    int32_t m = gather(in, l, w, top, k, last, c);
+    qsort(c, (size_t)m, sizeof *c, before);
+    return survivors(c, m, h.total, in->p);
+}
+
+/* masses of the adjusted logits l, then the filters; c and w have room for in->n, of temperature 0 c for one */
+static int masses(const bw_dist_in *in, const float *l, bw_mass *c, float *w, int32_t *count) {
     const bw24_sampler *p = in->p;
-    int32_t best = -1, best_id = 0, m = 0;
+    int32_t best = -1, best_id = 0;
     if (in->ids) BW_TRY(largest_of(in, l, &best, &best_id));
     else BW_TRY(largest(in, l, &best));
     if (best < 0)
@@ -207,25 +300,18 @@ static int masses(const bw_dist_in *in, const float *l, bw_mass *c, int32_t *cou
         return 0;
     }
     float k = 1.44269504f / p->temperature;
-    for (int32_t i = 0; i < in->n; i++) {
-        int32_t id = in->ids ? in->ids[i] : i;
-        if (!allowed(in->mask, id)) continue;
-        uint64_t w = (uint64_t)(bw_exp2((l[i] - l[best]) * k) * 0x1p40f);
-        if (w) c[m++] = (bw_mass){l[i], id, w};
-    }
-    if (p->top_k || p->top_p < 1 || p->min_p > 0) {
-        qsort(c, (size_t)m, sizeof *c, before);
-        m = survivors(c, m, p);
-    }
-    *count = m;
+    weigh(l, in->n, l[best], k, w);
+    bool filters = p->top_k || p->top_p < 1 || p->min_p > 0;
+    *count = filters ? filtered(in, l, w, l[best], k, c) : gather(in, l, w, l[best], k, CLASSES, c);
     return 0;
 }
 
 int bw_dist_make(const bw_dist_in *in, bw_mass **out, int32_t *m) {
     float *l;
     BW_TRY(adjusted(in, &l));
-    bw_mass *c = malloc((in->p->temperature == 0.0f ? 1 : (size_t)in->n) * sizeof *c);
-    int rc = c ? masses(in, l ? l : in->logits, c, m) : bw_fail(BW24_E_MEMORY, "out of memory for %d logits", in->n);
+    size_t n = in->p->temperature == 0.0f ? 1 : (size_t)in->n;
+    bw_mass *c = malloc(n * (sizeof *c + sizeof(float)));
+    int rc = c ? masses(in, l ? l : in->logits, c, (float *)(c + n), m) : bw_fail(BW24_E_MEMORY, "out of memory for %d logits", in->n);
     free(l);
     if (rc) free(c);
     *out = rc ? NULL : c;

@@ -96,6 +96,21 @@ def test_random_cases_equal_the_definition():
     assert len(tokens) > 30
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.02, 2.0, 9.0])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_p": 0.99999}, {"top_k": 40}, {"top_k": 290}, {"min_p": 0.05}, {"min_p": 1e-9},
+                                     {"top_p": 0.95, "top_k": 50, "min_p": 0.02}], ids=str)
+def test_large_vocabularies_equal_the_definition(spread, filters):
+    """Only a part of the candidates is put in order, however flat or peaked they are."""
+    rng = np.random.default_rng(int(spread * 100) + len(filters))
+    for n, temperature in ((500, 1.0), (300, 0.6)):
+        logits = (rng.normal(size=n) * spread).astype(f32)
+        logits[rng.integers(0, n, 20)] += f32(spread)
+        logits[rng.integers(0, n, 50)] = logits[0]  # ties
+        p = SamplingParams(temperature, **filters, seed=int(rng.integers(0, 1 << 60)))
+        for position in range(2):
+            assert sample(logits, p, [], position) == expected(logits, p, [], position, list(range(n)))
+
+
 def test_canon_functions_equal_the_exact_ones():
     x = np.random.default_rng(3).uniform(-130, 5, 400).astype(f32)
     y = np.empty_like(x)
