@@ -199,7 +199,7 @@ static const char *const kv_formats[] = {"f32", "f16", "q8_0", "q5_1", "e4m3"};
 typedef struct attend_shape { int heads, kv_heads, dim, window, prompt; } attend_shape;
 static const attend_shape attends[] = {{2, 1, 32, 0, 1},      {9, 3, 64, 0, 150}, {6, 2, 128, 20, 150},
                                        {4, 1, 256, 100, 130}, {8, 4, 96, 0, 65},  {3, 3, 31, 0, 64},
-                                       {16, 2, 128, 0, 300},  {5, 1, 64, 70, 200}};
+                                       {16, 2, 128, 0, 300},  {5, 1, 64, 70, 200}, {3, 1, 64, 0, 252}};
 static const float refused[] = {INFINITY, NAN, 1e30f};
 
 static int attend_list(check_case *c, const attend_shape *s) {
