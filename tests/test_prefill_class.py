@@ -33,7 +33,7 @@ class Skewed:
     """An engine of class fast whose prefill is off by a factor; decode is the real engine's."""
 
     def __init__(self, engine: Engine, factor: float):
-        self.engine, self.factor, self.prefill_class, self.max_rows = engine, factor, "fast", engine.max_rows
+        self.engine, self.factor, self.prefill_class, self.max_rows, self.model = engine, factor, "fast", engine.max_rows, engine.model
 
     def sequence(self):
         return self.engine.sequence()
