@@ -195,14 +195,21 @@ static void link_entry(bw_spill *s, spill_entry *e, int which, bool at_tail) {
     if (s->policy == BW24_POLICY_SLRU && which == 2) s->layers[e->layer].protected_bytes += e->bytes;
 }
 
+void spill_relink(bw_spill *s, spill_entry *e, bool at_tail) {
+    if (!e->list) return;
+    unlink_entry(s, e);
+    link_entry(s, e, 1, at_tail);
+}
+
 static uint64_t share_of(const bw_spill *s) { return s->limit / (uint64_t)(s->n_layers ? s->n_layers : 1); }
 
 /* a used entry becomes one that may be given up, at the place its policy gives it */
 static void release(bw_spill *s, spill_entry *e, bool hit) {
     e->held = 0;
     if (e->frozen) return;
-    if (s->policy != BW24_POLICY_SLRU) { link_entry(s, e, 1, s->scan && !hit); return; }
     spill_layer *l = &s->layers[e->layer];
+    if (l->in_set[e->expert]) { link_entry(s, e, 1, true); return; } /* the set has it: the first to go costs nothing */
+    if (s->policy != BW24_POLICY_SLRU) { link_entry(s, e, 1, s->scan && !hit); return; }
     link_entry(s, e, hit ? 2 : 1, s->scan && !hit);
     while (l->protected_bytes > share_of(s) / 5 * 4 && l->lists[1].tail != l->lists[1].head) { /* never the one just used */
         spill_entry *old = l->lists[1].tail;
@@ -299,12 +306,43 @@ void spill_look_at_memory(bw_spill *s) {
     }
 }
 
+/* an area for slots from here on, of `bytes` at least; what of the one before was not cut goes back */
+static spill_area *new_area(bw_spill *s, uint64_t bytes) {
+    uint64_t room = s->limit > s->c.used ? s->limit - s->c.used : 0, want = room < SPILL_AREA ? room & ~(uint64_t)(SPILL_PAGE - 1) : SPILL_AREA;
+    spill_area *last = s->n_areas ? &s->areas[s->n_areas - 1] : NULL;
+    if (last && last->next < last->end) munmap(last->next, (size_t)(last->end - last->next));
+    if (last) last->end = last->next;
+    void *p = want > bytes ? mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
+    if (p == MAP_FAILED) p = mmap(NULL, want = bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    madvise(p, want, MADV_HUGEPAGE);
+    pthread_mutex_lock(&s->lock);
+    if (s->n_areas == SPILL_AREAS) memmove(s->areas, s->areas + 1, (size_t)(--s->n_areas) * sizeof *s->areas); /* its slots were touched long ago, or are as they are read */
+    last = &s->areas[s->n_areas++];
+    *last = (spill_area){p, p, (uint8_t *)p + want, p};
+    pthread_mutex_unlock(&s->lock);
+    return last;
+}
+
+/* Slots are cut from large areas: to map each by itself stops the readers, who are given pages in the same address space meanwhile. They are given back
+ * one by one. */
+static uint8_t *new_slot(bw_spill *s, uint64_t bytes) {
+    spill_area *a = s->n_areas ? &s->areas[s->n_areas - 1] : NULL;
+    if (!a || (uint64_t)(a->end - a->next) < bytes) a = new_area(s, bytes);
+    if (!a) return NULL;
+    pthread_mutex_lock(&s->lock);
+    uint8_t *slot = a->next;
+    a->next += bytes;
+    pthread_mutex_unlock(&s->lock);
+    return slot;
+}
+
 /* memory for an entry; false: everything is held, or `gently` and an expert would have to go */
 static bool make_room(bw_spill *s, spill_entry *e, bool gently) {
     const bw_spill_set *set = s->model->ctx->backend->set;
     uint8_t *slot = take_spare(s, e);
     if (!slot && s->c.used + e->bytes > s->limit) spill_drop_spares(s);
-    e->fresh = e->mapped = e->untouched = 0;
+    e->fresh = 0;
     while (!slot && s->c.used + e->bytes > s->limit) {
         spill_entry *old = gently ? NULL : victim(s, e->layer);
         if (!old) return false;
@@ -318,11 +356,8 @@ static bool make_room(bw_spill *s, spill_entry *e, bool gently) {
         }
     }
     if (!slot) {
-        void *p = mmap(NULL, e->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) return false;
-        madvise(p, e->bytes, MADV_HUGEPAGE);
-        slot = p;
-        e->mapped = e->untouched = 1;
+        slot = new_slot(s, e->bytes);
+        if (!slot) return false;
         e->fresh = set && set->pin; /* pinned once it is filled: the readers take its pages from the system side by side */
         e->pinned = set && !set->pin;
     }
@@ -617,6 +652,8 @@ void bw_spill_free(bw_spill *s) {
         free(s->layers[i].place);
     }
     if (s->zeros) munmap(s->zeros, s->zeros_bytes);
+    const spill_area *last = s->n_areas ? &s->areas[s->n_areas - 1] : NULL;
+    if (last && last->next < last->end) munmap(last->next, (size_t)(last->end - last->next));
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->work);
     for (int i = 0; i < SPILL_DOORS; i++) pthread_cond_destroy(&s->done[i]);

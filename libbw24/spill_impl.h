@@ -8,7 +8,7 @@
 #include "spill.h"
 
 enum { SPILL_DOORS = 64 }; /* who waits for a matrix is woken by few others: waking costs more than a piece takes to read */
-enum { SPILL_PAGE = 4096, SPILL_CHUNK = 1 << 20, SPILL_HUGE = 1 << 21, SPILL_READERS_MAX = 64, SPILL_FILES_MAX = 4096 };
+enum { SPILL_PAGE = 4096, SPILL_CHUNK = 1 << 20, SPILL_PART = 4 << 20, SPILL_AREA = 1 << 30, SPILL_AREAS = 64, SPILL_READERS_MAX = 64, SPILL_FILES_MAX = 4096 };
 enum { SPILL_SPARES = 32 }; /* slots that wait for the next expert on its way to the set */
 enum spill_state { SPILL_ABSENT, SPILL_READING, SPILL_READY };
 
@@ -27,8 +27,6 @@ typedef struct spill_entry {
     uint8_t state, list, held, frozen, failed;
     uint8_t pinned;                  /* the slot */
     uint8_t fresh;                   /* the slot is to be pinned by the reader that ends its last piece; counts as one of matrix 2 */
-    uint8_t mapped;                  /* the slot is new: the system has not given it pages when it is read */
-    uint8_t untouched;               /* the slot's pages were not taken from the system yet; under `lock` */
     uint8_t hung;                    /* reads of it may never end */
     uint32_t turn;                   /* which reading of it this is: a read of an earlier one that ends late counts for nothing */
     uint8_t cut_matrix;              /* what the readers take next: matrix, and bytes of it taken */
@@ -38,6 +36,9 @@ typedef struct spill_entry {
 /* where a matrix lies in its entry's slot: packed form or consumed rows from `base`, the file's rows from `raw`, read as the aligned range
  * [from, from + span) of the file to `into` */
 typedef struct spill_span { uint64_t base, raw, into, from, span, bytes; int32_t file; const bw_type_info *type; } spill_span;
+
+/* memory of which slots are cut: up to `next`; pages up to `touched` were taken from the system, or are being taken */
+typedef struct spill_area { uint8_t *first, *next, *end, *touched; } spill_area;
 
 typedef struct spill_list { spill_entry *head, *tail; } spill_list;
 /* the set's experts of a layer, most recently used first: probation and protected; -1 ends a list */
@@ -94,6 +95,8 @@ struct bw_spill {
     pthread_mutex_t lock;
     pthread_cond_t work, done[SPILL_DOORS]; /* done: by expert and matrix */
     spill_entry *first, *last;
+    spill_area areas[SPILL_AREAS]; /* the last ones that were made; under `lock` */
+    int n_areas;
 };
 
 void spill_span_of(const bw_spill *s, const spill_entry *e, int matrix, spill_span *out);
@@ -108,6 +111,8 @@ bool spill_await(bw_spill *s, spill_entry *e, int matrix, bool *failed);
 /* takes the entry's memory from it and gives it back */
 void spill_drop(bw_spill *s, spill_entry *e);
 void spill_drop_spares(bw_spill *s);
+/* an entry that may be given up becomes the last to go of those used once, or the first; others are left alone */
+void spill_relink(bw_spill *s, spill_entry *e, bool at_tail);
 void spill_look_at_memory(bw_spill *s); /* the limit, ten times a second; what is over it is given back */
 void spill_note(bw_spill *s, int32_t use); /* into the trace */
 void spill_fail(bw_spill *s, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* keeps the first; takes the lock */

@@ -1,4 +1,4 @@
-/* Reading of spilled experts: files with an optional mirror, and threads that read aligned pieces of 1 to 2 MiB in the order in which experts were
+/* Reading of spilled experts: files with an optional mirror, and threads that read aligned pieces of up to 1 MiB in the order in which experts were
  * asked for, so that the first expert is whole while the last is still on its way. Owns descriptors, retries and the check that a file is still
  * the one that was opened; knows no policy. */
 #define _GNU_SOURCE /* O_DIRECT, madvise */
@@ -197,19 +197,7 @@ static bool read_piece(bw_spill *s, const piece *p, tally *t) {
 }
 
 /* ---- the queue */
-/* bytes of the piece that begins `cut` bytes into a matrix. New memory is cut where the system's huge pages end: two readers that come to one of them
- * both clear it. The next matrix begins in the page where this one ends, which is one such page of three */
-static uint64_t piece_bytes(const spill_entry *e, const spill_span *at, uint64_t cut) {
-    uint64_t left = at->span - cut, most = SPILL_CHUNK;
-    if (e->mapped) most = SPILL_HUGE - ((uintptr_t)(e->slot + at->into + cut) & (SPILL_HUGE - 1));
-    return left < most ? left : most;
-}
-
-static int pieces_of(const spill_entry *e, const spill_span *at) {
-    int n = 0;
-    for (uint64_t cut = 0; cut < at->span; cut += piece_bytes(e, at, cut)) n++;
-    return n;
-}
+static uint64_t chunks_of(const spill_span *p) { return (p->span + SPILL_CHUNK - 1) / SPILL_CHUNK; }
 
 /* the next piece of the first entry in the queue; the entry leaves the queue with its last one */
 static spill_entry *take(bw_spill *s, piece *p, int *matrix) {
@@ -217,11 +205,11 @@ static spill_entry *take(bw_spill *s, piece *p, int *matrix) {
     spill_span at;
     *matrix = e->cut_matrix;
     spill_span_of(s, e, *matrix, &at);
-    uint64_t size = s->files[at.file].size;
+    uint64_t left = at.span - e->cut_at, size = s->files[at.file].size;
     p->file = &s->files[at.file];
     p->into = e->slot + at.into + e->cut_at;
     p->from = at.from + e->cut_at;
-    p->span = piece_bytes(e, &at, e->cut_at);
+    p->span = left < SPILL_CHUNK ? left : SPILL_CHUNK;
     p->need = p->from + p->span > size ? size - p->from : p->span;
     p->turn = e->turn;
     p->mirrored = p->file->drive[1].alive;
@@ -235,6 +223,28 @@ static spill_entry *take(bw_spill *s, piece *p, int *matrix) {
     if (!s->first) s->last = NULL;
     e->queue = NULL;
     return e;
+}
+
+/* Under the lock, which is let go meanwhile: takes the pages of an area's next part from the system, if a slot was cut of it. One thread does so for each
+ * part: of two that came to one huge page both would clear it. */
+static bool touch_next(bw_spill *s, spill_area *a) {
+    uint8_t *at = a->touched;
+    uint64_t left = (uint64_t)(a->next - at), n = left < SPILL_PART ? left : SPILL_PART;
+    if (!left) return false;
+    a->touched += n;
+    pthread_mutex_unlock(&s->lock);
+    madvise(at, n, POPULATE_WRITE); /* a slot that was given back is no area's any more: this changes no byte of whatever is there */
+    pthread_mutex_lock(&s->lock);
+    return true;
+}
+
+/* under the lock: the pages that the piece is read into were taken, or another thread takes them */
+static void touch_piece(bw_spill *s, const piece *p) {
+    for (int i = s->n_areas - 1; i >= 0; i--)
+        if (p->into >= s->areas[i].first && p->into < s->areas[i].next) {
+            while (s->areas[i].touched < p->into + p->span && touch_next(s, &s->areas[i])) {}
+            return;
+        }
 }
 
 static pthread_cond_t *door_of(bw_spill *s, const spill_entry *e, int matrix) {
@@ -265,6 +275,7 @@ static void *reader(void *arg) {
         piece p;
         int matrix;
         spill_entry *e = take(s, &p, &matrix);
+        touch_piece(s, &p);
         pthread_mutex_unlock(&s->lock);
         tally t;
         bool ok = read_piece(s, &p, &t);
@@ -297,7 +308,7 @@ void spill_read(bw_spill *s, spill_entry *e) {
     for (int m = 0; m < 3; m++) {
         spill_span at;
         spill_span_of(s, e, m, &at);
-        e->pending[m] = pieces_of(e, &at);
+        e->pending[m] = (int)chunks_of(&at);
     }
     e->pending[2] += e->fresh;
     e->cut_matrix = 0;
@@ -324,15 +335,10 @@ static void unqueue(bw_spill *s, spill_entry *e) {
 
 bool bw_spill_touch(bw_spill *s, int layer, int expert, int matrix) {
     pthread_mutex_lock(&s->lock);
-    spill_entry *e = s->layers[layer].entries[expert].pending[matrix] && s->first ? s->first->queue : NULL; /* the first is being read */
-    while (e && !e->untouched) e = e->queue;
-    uint8_t *slot = e ? e->slot : NULL;
-    uint64_t bytes = e ? e->bytes : 0;
-    if (e) e->untouched = 0;
+    bool more = false;
+    for (int i = s->n_areas - 1; i >= 0 && !more && s->layers[layer].entries[expert].pending[matrix]; i--) more = touch_next(s, &s->areas[i]);
     pthread_mutex_unlock(&s->lock);
-    /* should the expert be given up meanwhile, this changes no byte of whatever is there then */
-    if (slot) madvise(slot, bytes, POPULATE_WRITE);
-    return slot != NULL;
+    return more;
 }
 
 bool spill_await(bw_spill *s, spill_entry *e, int matrix, bool *failed) {

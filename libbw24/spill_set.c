@@ -78,6 +78,7 @@ bool bw_spill_swap(bw_spill *s, int layer, int expert, const int *uses) {
             l->in_set[old] = 0;
             l->in_set[expert] = 1;
             l->set_at[expert] = l->set_at[old];
+            spill_relink(s, &l->entries[old], false);
             s->c.swaps++;
             return true;
         }
@@ -152,6 +153,7 @@ static int fill_part(bw_spill *s, int layer, int *experts, int n, bool keep) {
     s->keeping = false;
     for (int i = 0; i < n && !rc; i++) {
         s->layers[layer].in_set[experts[i]] = 1;
+        spill_relink(s, &s->layers[layer].entries[experts[i]], true);
         spill_set_add(&s->layers[layer], experts[i]);
     }
     s->c.vram_experts += rc ? 0 : (uint64_t)n;

@@ -292,7 +292,7 @@ def test_the_card_s_part_of_a_token():
     """A card of 25, 50 and 75 % of a mixture of 13 layers (H200, everything else in RAM): what was measured, within 20 %."""
     shape = tier_plan.Shape(96, 0.907e6, 2.09e9, 0.02e9, 12)
     for v, cpu_ms, measured in ((0.027, 1.29, 2.70), (0.33, 0.83, 2.20), (0.624, 0.54, 1.63)):
-        cpu = 96 * (1 - v) * 0.907e6 / cpu_ms * 1e3 / (1 + (tier_plan.CPU_DIVIDED - 1) * (1 - v))
+        cpu = 1 / (cpu_ms / 1e3 / (96 * (1 - v) * 0.907e6) - (1 - v) / tier_plan.CPU_BESIDE)
         rates = tier_plan.Rates(cpu=cpu, vram=4.2e12, gpu_ms=13 * tier_plan.LAYER_US / 1e3)
         c = tier_plan.cost(shape, tier_plan.Hits(v, 1.0, 1 - v), rates)
         assert c.serial == pytest.approx(measured, rel=0.2) and 0 < c.card < c.cpu
@@ -304,7 +304,7 @@ def test_the_card_s_part_of_a_token():
 def test_the_bus_takes_what_ends_with_the_processor():
     shape, h = tier_plan.Shape(48, 10.6e6, 12.2e9, 1e9, 6), tier_plan.Hits(0.25, 1.0, 1.0)
     alone = tier_plan.Rates(cpu=90e9, vram=4.2e12, gpu_ms=0.5)
-    both, cpu = tier_plan.replace(alone, pcie=55e9), 90e9 * tier_plan.CPU_DIVIDED
+    both, cpu = tier_plan.replace(alone, pcie=55e9), 1 / (1 / 90e9 + 1 / tier_plan.CPU_BESIDE)
     taken = tier_plan.over_bus(shape, h, both)
     missing = 48 * 0.75 * 10.6e6
     assert tier_plan.over_bus(shape, h, alone) == 0 and 0.2 * missing < taken < 0.5 * missing
@@ -340,25 +340,26 @@ def test_a_plan_counts_what_the_card_holds_beside_experts(moe, capsys, monkeypat
         assert placement.beside_experts(s, 1 << 33) == (60 << 20) + passing + placement.MARGIN + s.kv(64)
 
 
-def recorded_pairs() -> list[dict]:
+def recorded_breakdowns() -> list[dict]:
     path = Path(__file__).resolve().parent.parent / "research" / "spill.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [row for row in rows if row["what"].startswith("pair with llama.cpp")]
+    return [row for row in rows if "breakdown" in row]
 
 
-@pytest.mark.parametrize("row", recorded_pairs(), ids=lambda row: f"{row['revision']} {row['router']} {row['vram'] >> 30}g")
-def test_the_cost_model_is_within_a_fifth_of_every_recorded_pair(row):
+@pytest.mark.parametrize("row", recorded_breakdowns(), ids=lambda row: f"{row['revision'][:7]} {row['router']} {row['vram'] >> 30}g")
+def test_the_cost_model_is_within_a_fifth_of_every_recorded_breakdown(row):
     """A token's milliseconds with the rates that the same run measured: at the hit shares that were counted, and at those of the popularity curve."""
     layers, expert = row.get("moe_layers", 6), 10_616_832
     visits = 8 * layers
     rest = row["file_bytes"] - row["bank_bytes"]
     shape = tier_plan.Shape(visits, expert, row["bank_bytes"], rest, layers, row["vram"] - (row["bw24"]["turns"][0]["set_mib"] << 20))
     given = {name: 1e9 * value for name, value in row["predicted"]["rates_gbps"].items()}
-    rates = tier_plan.Rates(**given, gpu_ms=layers * tier_plan.LAYER_US / 1e3 + rest / given["vram"] * 1e3)
+    pack = tier_plan.pack_rate(row["bw24"]["threads"])
+    rates = tier_plan.Rates(**given, pack=pack, gpu_ms=layers * tier_plan.LAYER_US / 1e3 + rest / given["vram"] * 1e3)
     counted, measured = row["breakdown"], 1e3 / row["breakdown"]["decode"]
     for h in (tier_plan.Hits(counted["v"], counted["r"], 1.0), tier_plan.hits(shape, row["vram"], row["ram"])):
         assert tier_plan.cost(shape, h, rates).serial == pytest.approx(measured, rel=0.2)
     assert tier_plan.over_bus(shape, tier_plan.Hits(counted["v"], counted["r"], 1.0), rates) == pytest.approx(
-        counted["bus"] * visits * expert, rel=0.3, abs=0.035 * visits * expert)
+        counted["bus"] * visits * expert, rel=0.3, abs=0.05 * visits * expert)
     limit, used = row["vram"] >> 20, counted["device_mib"]
     assert 0.97 * limit < used <= limit, "the card's memory, as it was predicted"

@@ -27,12 +27,13 @@ PROBE_SECONDS = 0.6  # of each part of the probe
 # microseconds of a card beside the bytes it reads: a layer of a mixture; more where its experts are divided, for the way of rows and results between
 # card and processor (H200: mixtures of 1024 and 4096 columns, sets of 25 to 75 % of the card's memory)
 LAYER_US, SPLIT_US = 45.0, 90.0
-# share of its rate over one large matrix that a processor reaches over the few experts of a layer beside a card: its threads are woken and meet four
-# times a layer, and the bus reads the same memory
-CPU_DIVIDED = 0.6
+# A byte of the few experts of a layer beside a card takes the processor its time over one large matrix, of which caches may hold a part, and the
+# time of this rate: its threads are woken and meet four times a layer, and the bus reads the same memory. Eight settings on H200s with 16 cores,
+# whose processors the probe found at 85 to 175 GB/s: 56 to 75 GB/s reached
+CPU_BESIDE = 154e9
 # how far a set whose experts RAM lacks comes, on the way from an arbitrary choice to the most used ones (H200, RAM for what the card lacks)
-MOVES_ALONE = 0.4
-PACK, PACKERS = 1.2e9, 3  # bytes a second of one thread that packs what was read, a matrix each: the expert waits for it as for the disk
+MOVES_ALONE = 0.25
+PACK, PACKERS = 3e9, 3  # bytes a second of one thread that packs what was read, a matrix each: the expert waits for it as for the disk
 BUS_US, BUS_BESIDE = 60.0, 0.85  # microseconds of a layer that takes experts over the bus; share of its rate beside a processor that reads memory
 
 
@@ -131,7 +132,7 @@ def hits(shape: Shape, vram: float, ram: float, curve: Sequence[tuple[float, flo
 
 def processor(h: Hits, rates: Rates) -> float:
     """Bytes of experts a second through the processor in a step."""
-    return rates.cpu * (1 + (CPU_DIVIDED - 1) * h.divided if rates.vram else 1.0)
+    return 1 / (1 / rates.cpu + h.divided / CPU_BESIDE) if rates.cpu and rates.vram else rates.cpu
 
 
 def cost(shape: Shape, h: Hits, rates: Rates) -> Cost:

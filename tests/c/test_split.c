@@ -215,6 +215,11 @@ static void check_places(const bw_spill *s, int size) {
         in++;
     }
     CHECK(in == size && l->set_n[0] + l->set_n[1] == size);
+    bool behind = false; /* RAM gives up first what the set has as well */
+    for (const spill_entry *e = s->lru.head; e; e = e->next) {
+        CHECK(l->in_set[e->expert] || !behind);
+        behind |= l->in_set[e->expert];
+    }
 }
 
 static void move_some(bw24_model *m, bw_host *h, int n, uint8_t *lifts) {
