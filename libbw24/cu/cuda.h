@@ -104,7 +104,9 @@ struct CuLift {
     cudaEvent_t ready[LIFT_SLOTS], freed[LIFT_SLOTS]; /* its bytes are there; its products are made */
     int turn, layer;
     std::vector<int> held;     /* of the layer in hand, ascending, where RAM has all that a wide step lifts */
+    double own_rate, own;      /* the processor's operations a second in wide steps; seconds that its share of the layer in hand should take, 0: no share */
 };
+constexpr double CU_WIDE_OPS = 62.5e9; /* int8 products of many rows: operations a second and thread, before any was timed */
 /* experts that a narrow step takes over the bus (bus.cu); BUS_MOST: of a layer. stays: in the set, else in a slot of CuLift */
 enum { BUS_MOST = 32 };
 struct CuBusExpert { int expert; bool stays; int slot; };

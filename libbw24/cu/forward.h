@@ -81,8 +81,10 @@ void run_perhead(Pass &p, const CuStep &c);
 bool run_split(Pass &p, const CuStep &c);
 /* split.cu: products of the pairs with places [first, first + n), those of whole experts; order: device, the pairs by place */
 void run_placed(Pass &p, const CuStep &c, const CuExperts &x, const int *order, int first, int n);
-/* lift.cu: holds the experts outside the set with at least `from` pairs, if RAM has them all, and marks them in CuBus.lifts */
+/* lift.cu: holds the experts outside the set with at least `from` pairs but for the processor's share, if RAM has them all, and marks them in CuBus.lifts;
+ * the processor's part of such a step ended, which it was waited for from `joined` on */
 void cu_lift_hold(Pass &p, CuSplit *s, const CuExperts &x, int n, int from);
+void cu_lift_time(const bw24_model *m, CuSplit *s, int64_t joined);
 /* lift.cu: products of experts that come from RAM for this step; order: device, the pairs by place */
 void run_lifted(Pass &p, const CuStep &c, const struct bw_host_step &h, const int *order);
 /* bus.cu: which experts come over the bus, held until cu_bus_end; their copies; their products, order: device, their pairs */

@@ -1,5 +1,6 @@
 /* Experts that a step with many rows takes through the card though the set lacks them: from backend cpu's packed form in RAM over pinned memory to the
  * card's units, on a stream of its own, while the products of those before are made. Owns the slots and their order; which experts, split.cu decides. */
+#include <algorithm>
 #include <cstring>
 #include "../cpu/host.h"
 extern "C" {
@@ -43,6 +44,7 @@ int cu_lift_make(bw24_model *m) {
     CuSplit *all = model_of(m)->split;
     CuLift *s = &all->lift;
     if (s->stream[1]) return 0;
+    s->own_rate = CU_WIDE_OPS * m->ctx->threads;
     for (auto &y : all->layers) {
         size_t bytes = 0;
         for (int i = 0; i < 3 && y.packed; i++) bytes += (y.m[i].bytes + 255) & ~(size_t)255;
@@ -146,6 +148,28 @@ static void multiply(Pass &p, CuLift *s, const CuStep &c, const CuExperts &x, co
         if (!p.q->error) p.q->error = cudaEventRecord(s->freed[(s->turn + LIFT_SLOTS - i) % LIFT_SLOTS], p.q->stream);
 }
 
+/* What the processor computes of a wide step while the bus brings the others: `few`, experts of few pairs, and of those to be lifted the ones with the
+ * fewest, as long as it ends no later. Its seconds an expert: operations at the rate that it showed, at least its bytes. */
+static void leave_to_processor(const CuSplit *s, CuLift *l, const CuSplitLayer &y, const std::vector<int> &few, std::vector<int> &lifted) {
+    const std::vector<int> &uses = s->bus.uses;
+    double ops = 0;
+    for (auto &x : y.m) ops += 2.0 * x.rows * x.cols;
+    auto seconds = [&](int pairs) { return std::max(pairs * ops / l->own_rate, (double)y.packed / s->bus.cpu_rate); };
+    l->own = 0;
+    for (int e : few) l->own += seconds(uses[(size_t)e]);
+    std::sort(lifted.begin(), lifted.end(), [&](int a, int b) { return uses[(size_t)a] != uses[(size_t)b] ? uses[(size_t)a] < uses[(size_t)b] : a < b; });
+    size_t left = 0;
+    for (; left < lifted.size(); left++) {
+        double own = l->own + seconds(uses[(size_t)lifted[left]]);
+        if (own > (double)(lifted.size() - left - 1) * (double)y.packed / s->bus.bus_rate) break;
+        l->own = own;
+    }
+    /* only a share that arithmetic bounds says something about the rate */
+    if (!left || uses[(size_t)lifted[left - 1]] * ops / l->own_rate < (double)y.packed / s->bus.cpu_rate) l->own = 0;
+    lifted.erase(lifted.begin(), lifted.begin() + (ptrdiff_t)left);
+    std::sort(lifted.begin(), lifted.end());
+}
+
 void cu_lift_hold(Pass &p, CuSplit *s, const CuExperts &x, int n, int from) {
     CuBus *b = &s->bus;
     const uint8_t *in = bw_spill_in_set(p.m->spill, x.layer);
@@ -153,12 +177,31 @@ void cu_lift_hold(Pass &p, CuSplit *s, const CuExperts &x, int n, int from) {
     b->lifts.assign((size_t)x.experts, 0);
     for (int i = 0; i < n * x.top; i++) b->uses[(size_t)s->route[(size_t)(i / x.top) * 2 * (size_t)x.top + (size_t)(x.top + i % x.top)]]++;
     s->lift.layer = x.layer;
+    std::vector<int> lifted, own;
     for (int e = 0; e < x.experts; e++) {
-        if (in[e] || b->uses[(size_t)e] < from) continue;
-        if (!bw_spill_hold(p.m->spill, x.layer, e)) return cu_lift_release(p.m);
+        if (in[e] || !b->uses[(size_t)e]) continue;
+        (b->uses[(size_t)e] < from ? own : lifted).push_back(e);
+    }
+    leave_to_processor(s, &s->lift, s->layers[(size_t)x.layer], own, lifted);
+    for (int e : lifted) {
+        if (!bw_spill_hold(p.m->spill, x.layer, e)) {
+            s->lift.own = 0;
+            return cu_lift_release(p.m);
+        }
         s->lift.held.push_back(e);
         b->lifts[(size_t)e] = 1;
     }
+}
+
+/* The processor's rate in wide steps, from those of which it ended last: what it was reckoned to take against what it took. Where it had ended before the
+ * bus its share grows by a tenth. */
+void cu_lift_time(const bw24_model *m, CuSplit *s, int64_t joined) {
+    CuLift *l = &s->lift;
+    const double first = CU_WIDE_OPS * m->ctx->threads, now = (double)bw_spill_clock();
+    double took = (now - (double)s->begun) * 1e-9, waited = (now - (double)joined) * 1e-9;
+    if (l->own > 0) l->own_rate *= waited < 100e-6 ? 1.1 : 1 + 0.3 * (std::max(0.5, std::min(2.0, l->own / took)) - 1);
+    l->own_rate = std::max(first / 8, std::min(first * 8, l->own_rate));
+    l->own = 0;
 }
 
 void cu_lift_release(bw24_model *m) {

@@ -18,7 +18,7 @@ enum { UNIT = 256 }; /* bytes: what places in the set are counted in */
 static int lift_from(const bw24_model *m, const CuSplitLayer &y, double bus_rate) {
     double ops = 0;
     for (auto &x : y.m) ops += 2.0 * x.rows * x.cols;
-    return 1 + (int)((120e-6 + (double)y.packed / bus_rate) * 62.5e9 * m->ctx->threads / ops);
+    return 1 + (int)((120e-6 + (double)y.packed / bus_rate) * CU_WIDE_OPS * m->ctx->threads / ops);
 }
 
 /* ---- making */
@@ -280,8 +280,10 @@ int split_finish(Pass &p) {
     const bw_host_step &h = s->step;
     const int n = rows_of(p, c), out = x.m[BW_EXP_DOWN].rows;
     p.open = NULL;
+    const int64_t joined = bw_spill_clock();
     int rc = bw_host_work(s->host, p.l, c.first);
     if (!p.rc) p.rc = rc;
+    cu_lift_time(p.m, s, joined);
     cu_bus_time(s, (double)s->layers[(size_t)x.layer].packed, s->begun);
     launch(*p.q, k_split_join, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, h.d, h.own, (const int *)s->dev_ints,
            (const float *)p.s->moe.mem[MOE_D], (const float *)buf_of(p, x.route), buf_of(p, x.y), out, x.top);
@@ -336,6 +338,7 @@ bool run_split(Pass &p, const CuStep &c) {
     if (!choices_exist(s, x, n)) return p.unrouted = true;
     const CuSplitLayer &y = s->layers[(size_t)x.layer];
     s->bus.missing = 0;
+    s->lift.own = 0;
     p.rc = narrow ? cu_bus_choose(p, x, n) : y.packed ? cu_bus_make(p.m) : 0;
     bw_host_step &h = s->step;
     const int lift = narrow || p.rc || !y.packed ? 0 : lift_from(p.m, y, s->bus.bus_rate);
