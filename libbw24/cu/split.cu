@@ -217,12 +217,15 @@ static void fetch_async(Pass &p, void *to, const void *from, size_t bytes) {
     if (!p.q->error) p.q->error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, p.q->stream);
 }
 
-/* the op's rows and the router's choice come to the host, which waits for them */
-static bool bring(Pass &p, CuSplit *s, const CuExperts &x, int n) {
+/* The op's rows and the router's choice come to the host, which waits for them; for the choice alone where many rows come, so that it may divide them
+ * meanwhile: whoever reads the rows synchronises the stream first. */
+static bool bring(Pass &p, CuSplit *s, const CuExperts &x, int n, bool narrow) {
+    const size_t rows = (size_t)n * (size_t)width_of(p, x.x) * sizeof(float);
     int64_t begun = bw_spill_clock();
-    fetch_async(p, s->x, buf_of(p, x.x), (size_t)n * (size_t)width_of(p, x.x) * sizeof(float));
+    if (narrow) fetch_async(p, s->x, buf_of(p, x.x), rows);
     fetch_async(p, s->route, buf_of(p, x.route), (size_t)n * (size_t)width_of(p, x.route) * sizeof(float));
     if (!p.q->error) p.q->error = cudaEventRecord(s->event, p.q->stream);
+    if (!narrow) fetch_async(p, s->x, buf_of(p, x.x), rows);
     if (!p.q->error) p.q->error = cudaEventSynchronize(s->event);
     bw_spill_card_time(p.m->spill, bw_spill_clock() - begun);
     return !p.q->error;
@@ -333,7 +336,7 @@ bool run_split(Pass &p, const CuStep &c) {
         fetch_async(p, s->seen + (size_t)x.layer * s->route_floats, buf_of(p, x.route), (size_t)n * (size_t)width_of(p, x.route) * sizeof(float));
         return false;
     }
-    if (!bring(p, s, x, n)) return true;
+    if (!bring(p, s, x, n, narrow)) return true;
     cu_bus_end(p.m, false);
     if (!choices_exist(s, x, n)) return p.unrouted = true;
     const CuSplitLayer &y = s->layers[(size_t)x.layer];
@@ -345,7 +348,8 @@ bool run_split(Pass &p, const CuStep &c) {
     if (lift) cu_lift_hold(p, s, x, n, lift);
     const bool marked = s->bus.n || !s->lift.held.empty();
     if (!p.rc) p.rc = bw_host_plan(s->host, p.l, c.first, s->x, s->route, n, marked ? 0 : lift, marked ? s->bus.lifts.data() : NULL, &h);
-    if (p.rc) return true;
+    if (!narrow && !p.q->error) p.q->error = cudaStreamSynchronize(p.q->stream);
+    if (p.rc || p.q->error) return true;
     s->begun = bw_spill_clock();
     if (h.first_set) {
         divide(p, c, x, h, narrow);
