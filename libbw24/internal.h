@@ -172,6 +172,7 @@ typedef struct bw_batch {
     int32_t *order;       /* rows grouped by sequence, ascending in each */
     const int32_t *token;
     const float *hidden;  /* [n][width of HIDDEN], NULL where the list has no such op */
+    bool hands;           /* bw_backend.hidden is asked for the wanted rows after this pass */
     bw_rowset all, want;
 } bw_batch;
 

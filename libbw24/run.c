@@ -98,6 +98,7 @@ static void make_batch(void *mem, const bw24_row *rows, int n, bw_batch *b) {
     b->token = token;
     b->n_seqs = 0;
     b->hidden = NULL;
+    b->hands = false;
     b->seqs = seqs;
     b->order = token + n;
     b->all = (bw_rowset){n, row, pos, 0, runs};
@@ -203,6 +204,7 @@ int bw_run_rows(bw24_model *m, const bw24_row *rows, int32_t n, const float *hid
     if (!mem) return BW24_E_MEMORY;
     make_batch(mem, rows, n, &b);
     b.hidden = hidden;
+    b.hands = out.hidden != NULL;
     atomic_store(&m->ctx->cancel, 0);
     bw_fpenv e = bw_fpenv_enter();
     int rc = l->borrows ? 0 : reserve(m, &b);

@@ -28,3 +28,9 @@ def test_runs_have_the_interpreters_bits(program, case):
     done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASS") == (23 if case < 4 else 8)
+
+
+def test_a_norm_shared_out_among_blocks_has_the_bits_of_one(program):
+    done = subprocess.run([str(program), "5"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 30  # five widths, one, two and four parts, a block a row and one for all rows

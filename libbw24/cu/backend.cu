@@ -509,6 +509,7 @@ static int make_memory(bw24_model *m, bw_list *l) {
     if ((rc = cu_model_alloc(m, (void **)&s->step_dev, s->step_cap, "the rows of a step"))) return rc;
     cudaError_t e = cudaHostAlloc(&s->step_host, s->step_cap, cudaHostAllocDefault);
     if (!e) e = cudaHostAlloc(&s->logits_host, (size_t)s->logits_rows * vocab * sizeof(float), cudaHostAllocDefault);
+    if (!e && l->hidden >= 0) e = cudaHostAlloc(&s->hidden_host, GRAPH_ROWS * (size_t)l->bufs[l->hidden].width * sizeof(float), cudaHostAllocDefault);
     for (int i = 0; i < 2 && !e; i++) e = cudaEventCreateWithFlags(&s->pace[i], cudaEventDisableTiming);
     return e ? cu_fail(m->ctx, e, "pinned memory") : 0;
 }
@@ -570,6 +571,7 @@ static void free_list(bw_list *l) {
     cu_drop_graphs(s);
     if (s->step_host) cudaFreeHost(s->step_host);
     if (s->logits_host) cudaFreeHost(s->logits_host);
+    if (s->hidden_host) cudaFreeHost(s->hidden_host);
     for (auto &e : s->pace)
         if (e) cudaEventDestroy(e);
     delete s;

@@ -167,6 +167,8 @@ struct CuList {
     uint8_t *step_host, *step_dev;
     size_t step_cap;
     float *hidden;                /* the caller's hidden rows; NULL where the list takes none */
+    float *hidden_host;           /* pinned [GRAPH_ROWS][width of the rows handed on]; NULL where the list hands none on */
+    int handed;                   /* rows that the last pass left there */
     float *logits_host;           /* pinned [WANT_CHUNK][vocab] */
     int logits_rows;
     cudaEvent_t pace[2];          /* bound how far the host runs ahead of the device, so that a cancellation is heard */

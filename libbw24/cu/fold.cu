@@ -83,7 +83,6 @@ int cu_resolve_replay(bw24_model *m, bw_list *l) {
         r.delta = op->code == BW_OP_DELTA;
         int rc = r.delta ? delta_args(l, l->states[i].op, &r.d) : conv_args(m, l, op, &r.conv);
         if (rc) return rc;
-        r.d.q = NULL;
         int items = r.delta ? r.d.heads * ((r.d.dv + 31) / 32) : (r.conv.n + FOLD_THREADS - 1) / FOLD_THREADS;
         if (items > s->replay_items) s->replay_items = items;
         ops.push_back(r);

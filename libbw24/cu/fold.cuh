@@ -28,7 +28,7 @@ struct ConvArgs {
     size_t state, log;
 };
 struct DeltaArgs {
-    const float *q, *k, *v, *g, *b; /* rows ldq, ldk, ...  apart; q NULL: the state alone */
+    const float *q, *k, *v, *g, *b; /* rows ldq, ldk, ...  apart */
     float *y;                       /* [rows][heads * dv] */
     int ldq, ldk, ldv, ldg, ldb;
     int heads, kheads, dk, dv, grouped;

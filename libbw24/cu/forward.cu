@@ -191,10 +191,18 @@ static void glu_linears(Pass &p, const CuStep &c, const Acts &x, const LinearNor
     p.quantised[(size_t)glu->buf[0]] = c.quant_out;
 }
 
+/* a row by four blocks, where the card has room for all at once */
+static void launch_norm_whole(Pass &p, NormArgs a, int n) {
+    const int segs = a.n / 256, parts = n * NORM_PARTS <= p.q->sms && segs >= NORM_PARTS ? (int)NORM_PARTS : 1;
+    a.rows = n;
+    a.part = (segs + parts - 1) / parts;
+    launch(*p.q, k_norm_whole, dim3((unsigned)n, (unsigned)parts), 32 * segs, 0, a);
+}
+
 static void launch_norm(Pass &p, const bw_op *op, int index, const Acts &o, int n) {
-    NormArgs a = {buf_of(p, op->buf[1]), dense_of(p, op->w[0]), buf_of(p, op->buf[0]), o, width_of(p, op->buf[0]), op->i[1], (float)op->f[0], p.rows.fault, index};
+    NormArgs a = {buf_of(p, op->buf[1]), dense_of(p, op->w[0]), buf_of(p, op->buf[0]), o, width_of(p, op->buf[0]), op->i[1], (float)op->f[0], p.rows.fault, index, 0, 0};
     int segs = (a.n + 255) / 256;
-    if (a.n % 256 == 0 && segs <= NORM_SEGS) return launch(*p.q, k_norm_whole, dim3((unsigned)n), 32 * segs, 0, a);
+    if (a.n % 256 == 0 && segs <= NORM_SEGS) return launch_norm_whole(p, a, n);
     launch(*p.q, k_norm_quant, dim3((unsigned)n), 32 * (segs < 16 ? segs : 16), 0, a);
 }
 
@@ -283,7 +291,7 @@ static bool run_joined(Pass &p, size_t at) {
         y.sum += (size_t)(i * n / 32) * y.ld;
         y.low += (size_t)(i * n / 32) * y.ld;
         const RowOp &r = o[1 + i];
-        launch(*p.q, k_norm_whole, dim3((unsigned)p.rows.n), 32 * segs, 0, NormArgs{i ? o[0].a : r.a, r.w, NULL, y, n, r.i[1], r.f, p.rows.fault, c.quant_op});
+        launch_norm_whole(p, NormArgs{i ? o[0].a : r.a, r.w, NULL, y, n, r.i[1], r.f, p.rows.fault, c.quant_op, 0, 0}, p.rows.n);
     }
     p.quantised[(size_t)eh] = 1;
     return true;
@@ -608,11 +616,20 @@ int verdict(const bw_list *l, int fault) {
     return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
 }
 
-/* the fault word and the best tokens, then the logits in pieces where they are wanted */
-static int fetch(const Pass &p, float *logits, int32_t *tokens) {
+/* few rows handed on come down behind the pass, so that nobody waits for them apart */
+static cudaError_t fetch_hidden(const Pass &p, bool hands) {
+    const size_t n = (size_t)p.rows.n_want;
+    p.s->handed = hands && n <= GRAPH_ROWS && p.s->hidden_host ? (int)n : 0;
+    if (!p.s->handed) return cudaSuccess;
+    return cudaMemcpyAsync(p.s->hidden_host, buf_of(p, p.l->hidden), n * (size_t)width_of(p, p.l->hidden) * sizeof(float), cudaMemcpyDeviceToHost, p.q->stream);
+}
+
+/* the fault word, the best tokens and rows handed on, then the logits in pieces where they are wanted */
+static int fetch(const Pass &p, bool hands, float *logits, int32_t *tokens) {
     size_t vocab = (size_t)width_of(p, p.l->logits), chunk = (size_t)p.s->logits_rows < WANT_CHUNK ? (size_t)p.s->logits_rows : WANT_CHUNK, n = (size_t)p.rows.n_want;
     cudaStream_t s = p.q->stream;
     cudaError_t e = cudaMemcpyAsync(p.s->step_host, p.rows.fault, 64 + 8 * n, cudaMemcpyDeviceToHost, s);
+    if (!e) e = fetch_hidden(p, hands);
     for (size_t at = 0; !e && (at < n || !at); at += chunk) {
         size_t rows = !logits ? 0 : n - at < chunk ? n - at : chunk;
         if (rows) e = cudaMemcpyAsync(p.s->logits_host, buf_of(p, p.l->logits) + at * vocab, rows * vocab * sizeof(float), cudaMemcpyDeviceToHost, s);
@@ -673,7 +690,7 @@ static int run_pass(bw24_model *m, bw_list *l, const bw_batch *b, float *logits,
         cu_bus_end(m, true);
         return e && !c->dead ? cu_fail(m->ctx, e, "a step") : rc;
     }
-    rc = fetch(p, logits, tokens);
+    rc = fetch(p, b->hands, logits, tokens);
     cu_bus_end(m, rc != 0);
     if (!rc && p.unrouted) rc = bw_fail(BW24_E_DEVICE, "a router's choice is no expert, and no op met Inf or NaN");
     if (!rc) split_count(p);
@@ -696,6 +713,10 @@ int cu_draw(bw24_model *m, bw_list *l, const bw_batch *b, const bw24_pick *picks
 
 int cu_hidden(bw24_model *m, bw_list *l, int n, float *out) {
     size_t bytes = (size_t)n * (size_t)l->bufs[l->hidden].width * sizeof(float);
+    if (list_of(l)->handed == n) {
+        memcpy(out, list_of(l)->hidden_host, bytes);
+        return 0;
+    }
     cudaError_t e = cudaMemcpyAsync(out, list_of(l)->buf[(size_t)l->hidden], bytes, cudaMemcpyDeviceToHost, ctx_of(m)->q.stream);
     if (!e) e = cudaStreamSynchronize(ctx_of(m)->q.stream);
     return e ? cu_fail(m->ctx, e, "hidden rows") : 0;

@@ -116,7 +116,10 @@ int run_gdn(Pass &p, size_t i) {
     if (last.quant_out) a.o = acts_of(p, last.out, p.rows.n);
     a.quant_op = last.quant_op;
     a.count = model_of(p.m)->gdn_count;
-    launch(*p.q, k_gdn, dim3((unsigned)(a.d.heads * (a.d.dv / 32)), (unsigned)p.n_seqs), GDN_THREADS, 0, a, p.fold);
+    const bool full = a.d.dk == GDN_CHANNELS && a.d.dv == GDN_CHANNELS && a.conv.taps == GDN_TAPS;
+    const int cols = full ? (int)GDN_CHANNELS : 32;
+    const dim3 grid((unsigned)(a.d.heads * (a.d.dv / cols)), (unsigned)p.n_seqs);
+    launch(*p.q, full ? k_gdn<GDN_CHANNELS, true> : k_gdn<32, false>, grid, gdn_threads(cols), 0, a, p.fold);
     for (int k = c.first; k < last.first + last.n; k++) p.quantised[(size_t)p.l->ops[k].buf[0]] = 0;
     p.quantised[(size_t)last.out] = last.quant_out;
     return c.short_n;

@@ -7,7 +7,9 @@
 
 namespace bw {
 
-enum { GDN_THREADS = 288, GDN_CHANNELS = 128, GDN_TAPS = 4, GDN_CHUNK = 8 };
+enum { GDN_CHANNELS = 128, GDN_TAPS = 4, GDN_CHUNK = 8 };
+/* threads of a block of so many columns of a head: a channel of q, k or v each, and a warp for 8 columns */
+constexpr int gdn_threads(int cols) { return cols == GDN_CHANNELS ? 512 : 256 + cols; }
 
 struct GdnArgs {
     ConvArgs conv;           /* x: [rows][n]; y is not written */

@@ -71,13 +71,14 @@ template <bool FULL> struct DeltaColumn {
         read(r.k, key);
         return step<false, true>(key, 0.0f, key, r.g);
     }
-    /* x: p of row r and the output of the row before, this strand's share; ends r, begins `next` unless `last`. kept() sees the state after r, where it is
+    /* x: p of row r and the output of the row before, this strand's share; value: the column's v; ends r, begins `next` unless `last`. kept() sees the state after r, where it is
      * wanted. Returns the same of the next row; y: the row before's whole output */
-    template <class Kept> __device__ __forceinline__ float2 row(const DeltaRow &r, const DeltaRow &next, int col, float2 x, bool last, bool wanted, float *y, Kept kept) {
+    template <class Kept>
+    __device__ __forceinline__ float2 row(const DeltaRow &r, const float *value, const DeltaRow &next, float2 x, bool last, bool wanted, float *y, Kept kept) {
         float4 q[DELTA_STRAND / 4], key[DELTA_STRAND / 4];
         read(r.q, q);
         read(next.k, key);
-        const float v = r.v[col], b = r.b, g = next.g;
+        const float v = *value, b = r.b, g = next.g;
         x = joined(x);
         *y = x.y;
         const float d = b * (v - x.x);

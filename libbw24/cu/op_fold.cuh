@@ -91,7 +91,7 @@ template <bool FULL> struct DeltaBlock {
     const DeltaArgs &a;
     const FoldSeq &s;
     DeltaShared &sh;
-    const int *order; /* NULL: rows as they are (a log's) */
+    const int *order;
     int head, block, key, cols, col; /* cols: of this block; col: this lane's of them */
     bool logs_k, writes;
     const float *from[3]; /* this thread's value of k, q, v or decay or beta in row 0; NULL: none */
@@ -107,11 +107,11 @@ template <bool FULL> struct DeltaBlock {
         cols = min(32, a.dv - block * 32);
         c.place(i & 31, a.dk);
         col = (i >> 5) * 8 + (i & 7);
-        writes = a.q && !c.strand && col < cols;
+        writes = !c.strand && col < cols;
         const int vcol = head * a.dv + block * 32;
         y = a.y + vcol + col;
         from[0] = FULL || i < a.dk ? a.k + key * a.dk + i : NULL;
-        from[1] = a.q && (FULL || i < a.dk) ? a.q + key * a.dk + i : NULL;
+        from[1] = FULL || i < a.dk ? a.q + key * a.dk + i : NULL;
         from[2] = i < cols ? a.v + vcol + i : i == 32 ? a.g + head : i == 64 ? a.b + head : NULL;
         ld = i < 32 ? a.ldv : i == 32 ? a.ldg : a.ldb;
         place = i < 32 ? i : i == 32 ? 32 : 33;
@@ -121,7 +121,7 @@ template <bool FULL> struct DeltaBlock {
     }
     __device__ __forceinline__ int index(int group) const {
         const int r = group * DELTA_GROUP + threadIdx.x;
-        return threadIdx.x < DELTA_GROUP && r < s.n ? order ? order[s.first + r] : r : 0;
+        return threadIdx.x < DELTA_GROUP && r < s.n ? order[s.first + r] : 0;
     }
     __device__ __forceinline__ void fetch(int group) {
         const int i = threadIdx.x, n = min((int)DELTA_GROUP, s.n - group * DELTA_GROUP);
@@ -170,13 +170,13 @@ template <bool FULL> struct DeltaBlock {
             asm volatile("cp.async.wait_group 0;" ::: "memory");
             __syncthreads();
             if (g + 2 < groups) fetch(g + 2);
-            if (a.q && s.log && (g + 1) * DELTA_GROUP > s.n - s.n_log) log(g);
+            if (s.log && (g + 1) * DELTA_GROUP > s.n - s.n_log) log(g);
             const DeltaRow *now = sh.ring + g % DELTA_RING * DELTA_GROUP;
             if (!g) x = c.begin(*now);
 #pragma unroll 1
             for (int r = g * DELTA_GROUP + 1, end = min(s.n, r + DELTA_GROUP - 1); r <= end; r++) {
                 const DeltaRow *next = r == s.n ? now : now + 1 == sh.ring + DELTA_RING * DELTA_GROUP ? sh.ring : now + 1;
-                x = c.row(*now, *next, col, x, r == s.n, r == stop, &before, [&]() { if (col < cols) c.keep(s.mid + at(), 4 * cols); });
+                x = c.row(*now, now->v + col, *next, x, r == s.n, r == stop, &before, [&]() { if (col < cols) c.keep(s.mid + at(), 4 * cols); });
                 if (row >= 0) put(row, before);
                 row = now->row;
                 now = next;
@@ -204,21 +204,60 @@ static __global__ void __launch_bounds__(FOLD_THREADS) k_delta(DeltaArgs a, Fold
     delta_block(a, s, sh, blockIdx.x, f.order);
 }
 
+/* DELTA's state alone over the rows of a log, 32 columns of a head: no outputs, so half the registers and three times the blocks of k_delta on a
+ * multiprocessor, which hide the way of a state to memory and back */
+template <bool FULL> __device__ __forceinline__ void delta_replay(const DeltaArgs &a, const FoldSeq &s, DeltaRow (&rows)[DELTA_GROUP], int item) {
+    const int blocks = (a.dv + 31) / 32, i = threadIdx.x, head = item / blocks, block = item % blocks, cols = min(32, a.dv - block * 32);
+    const int col = (i >> 5) * 8 + (i & 7), strand = (i & 31) >> 3, count = (a.dk - strand + 3) / 4, key = a.grouped ? head / (a.heads / a.kheads) : head % a.kheads;
+    const size_t at = a.state + (size_t)head * a.dk * a.dv + (size_t)block * 32 * a.dk + (size_t)strand * cols + col;
+    float S[DELTA_STRAND];
+#pragma unroll
+    for (int t = 0; t < DELTA_STRAND; t++) S[t] = col < cols && (FULL || t < count) ? __ldcg(s.live + at + (size_t)t * 4 * cols) : 0.0f;
+#pragma unroll 1
+    for (int r0 = 0; r0 < s.n; r0 += DELTA_GROUP) {
+        const int m = min((int)DELTA_GROUP, s.n - r0);
+        __syncthreads();
+#pragma unroll 1
+        for (int e = 0; e < m; e++) {
+            const float *k = s.log + a.log + (size_t)(r0 + e) * a.log_width, *v = k + a.kheads * a.dk, *g = v + a.heads * a.dv;
+            if (FULL || i < a.dk) cp4(&rows[e].k[i & 3][i >> 2], k + key * a.dk + i);
+            if (i < cols) cp4(&rows[e].v[i], v + head * a.dv + block * 32 + i);
+            if (i == 32) cp4(&rows[e].g, g + head);
+            if (i == 64) cp4(&rows[e].b, g + a.heads + head);
+        }
+        asm volatile("cp.async.commit_group;");
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        __syncthreads();
+#pragma unroll 1
+        for (int e = 0; e < m; e++) {
+            const DeltaRow &x = rows[e];
+            float p = 0.0f;
+#pragma unroll
+            for (int t = 0; t < DELTA_STRAND; t++)
+                if (FULL || t < count) { S[t] = S[t] * x.g; p = fmaf(S[t], x.k[strand][t], p); }
+            p = p + __shfl_xor_sync(~0u, p, 16);
+            p = p + __shfl_xor_sync(~0u, p, 8);
+            const float d = x.b * (x.v[col] - p);
+#pragma unroll
+            for (int t = 0; t < DELTA_STRAND; t++)
+                if (FULL || t < count) S[t] = fmaf(x.k[strand][t], d, S[t]);
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < DELTA_STRAND; t++)
+        if (col < cols && (FULL || t < count)) s.out[at + (size_t)t * 4 * cols] = S[t];
+}
+
 /* the state after the first s.n rows of a log: grid (items of the widest op, ops) */
-static __global__ void __launch_bounds__(FOLD_THREADS) k_replay(const ReplayOp *ops, FoldSeq s) {
-    __shared__ DeltaShared sh;
+static __global__ void __launch_bounds__(FOLD_THREADS, 5) k_replay(const ReplayOp *ops, FoldSeq s) {
+    __shared__ DeltaRow rows[DELTA_GROUP];
     pdl_trigger();
     pdl_wait();
     const ReplayOp &o = ops[blockIdx.y];
     if (!o.delta) return conv_replay(o.conv, s, blockIdx.x * FOLD_THREADS + threadIdx.x);
-    DeltaArgs a = o.d;
-    if (blockIdx.x >= a.heads * ((a.dv + 31) / 32)) return;
-    a.k = s.log + a.log;
-    a.v = a.k + a.kheads * a.dk;
-    a.g = a.v + a.heads * a.dv;
-    a.b = a.g + a.heads;
-    a.ldk = a.ldv = a.ldg = a.ldb = a.log_width;
-    delta_block(a, s, sh, blockIdx.x, NULL);
+    if (blockIdx.x >= o.d.heads * ((o.d.dv + 31) / 32)) return;
+    if (o.d.dk == DELTA_MAX_DK) delta_replay<true>(o.d, s, rows, blockIdx.x);
+    else delta_replay<false>(o.d, s, rows, blockIdx.x);
 }
 
 } // namespace bw

@@ -17,6 +17,7 @@ struct NormArgs {
     int n, l2;
     float eps;
     int *fault, op;
+    int rows, part; /* k_norm_whole: rows, segments that a block ends */
 };
 
 /* One block a row; at most 64 segments */
@@ -42,8 +43,7 @@ static __global__ void __launch_bounds__(512) k_norm_quant(NormArgs a) {
     });
 }
 
-
-enum { NORM_SEGS = 32 };
+enum { NORM_SEGS = 32, NORM_PARTS = 4 };
 /* four values by a load that the compiler leaves before the dependency wait */
 __device__ __forceinline__ void load_now(const float *p, float *v) {
     asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
@@ -53,37 +53,14 @@ __device__ __forceinline__ int load_now(const int *p) {
     asm volatile("ld.relaxed.gpu.global.s32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-/* The same for n = 256 S, S <= NORM_SEGS, a warp a segment. Short and without a loop: at few rows its time is that of one pass through the code. */
-static __global__ void __launch_bounds__(32 * NORM_SEGS) k_norm_whole(NormArgs a) {
-    __shared__ __align__(16) float part[NORM_SEGS], whole[NORM_SEGS][256]; /* sums; values, read again as 8 columns a lane */
-    const int lane = threadIdx.x & 31, seg = threadIdx.x >> 5, row = blockIdx.x, S = blockDim.x >> 5, c = seg * 256 + lane * 8;
-    const float *x = a.x + (size_t)row * a.n;
-    float w[8] = {1, 1, 1, 1, 1, 1, 1, 1}, v[8], t[8], p = 0.0f;
-    pdl_trigger();
-    if (a.w) { load_now(a.w + c, w); load_now(a.w + c + 4, w + 4); }
-    if (!seg && lane >= S) part[lane] = 0.0f; /* +0 changes no sum of squares */
-    pdl_wait();
-#pragma unroll
-    for (int j = 0; j < 8; j++) t[j] = __ldcg(x + seg * 256 + j * 32 + lane);
-#pragma unroll
-    for (int j = 0; j < 8; j++) { p = fmaf(t[j], t[j], p); whole[seg][j * 32 + lane] = t[j]; }
-    p = warp_tree(p);
-    if (!lane) part[seg] = p;
-    __syncthreads();
-    float total = 0.0f;
-#pragma unroll
-    for (int s = 0; s < NORM_SEGS; s += 4) {
-        if (s == 16 && S <= 16) break;
-        const float4 k = *(const float4 *)&part[s];
-        total = total + k.x; total = total + k.y; total = total + k.z; total = total + k.w;
-    }
-    const float4 v0 = *(const float4 *)&whole[seg][lane * 8], v1 = *(const float4 *)&whole[seg][lane * 8 + 4];
-    const float r = 1.0f / sqrtf((a.l2 ? total : total / (float)a.n) + a.eps);
-    v[0] = v0.x; v[1] = v0.y; v[2] = v0.z; v[3] = v0.w; v[4] = v1.x; v[5] = v1.y; v[6] = v1.z; v[7] = v1.w;
+/* a warp's 256 values times r and the weights, 8 columns a lane, and what is made of them */
+__device__ __forceinline__ void norm_end(const NormArgs &a, int row, int seg, int lane, const float *values, float r, const float (&w)[8]) {
+    const float4 v0 = *(const float4 *)&values[lane * 8], v1 = *(const float4 *)&values[lane * 8 + 4];
+    float v[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] = (v[j] * r) * w[j];
     if (a.y) {
-        float4 *y = (float4 *)(a.y + (size_t)row * a.n + c);
+        float4 *y = (float4 *)(a.y + (size_t)row * a.n + seg * 256 + lane * 8);
         y[0] = make_float4(v[0], v[1], v[2], v[3]);
         y[1] = make_float4(v[4], v[5], v[6], v[7]);
     }
@@ -94,6 +71,42 @@ static __global__ void __launch_bounds__(32 * NORM_SEGS) k_norm_whole(NormArgs a
     if (lane & 3) return;
     const size_t at = (size_t)g * a.o.ld + row;
     a.o.delta[at] = q.d; a.o.sum[at] = (float)q.sum; a.o.low[at] = (float)q.low;
+}
+
+/* The same for n = 256 S, S <= NORM_SEGS, a warp a segment; short, for at few rows its time is that of one pass through the code. Each block of a row
+ * adds up the squares of all of it, in the one order, and ends `part` segments, so that quantising and stores are shared out and no block meets another.
+ * grid (rows, parts): the loop over rows goes round once. It is there because ptxas fetches what a loop does not change before it, and that is before the
+ * dependency wait: in a text without it arguments come from the constant cache one by one behind the wait, which takes 1.5 us of 4.1. */
+static __global__ void __launch_bounds__(32 * NORM_SEGS, 1) k_norm_whole(const __grid_constant__ NormArgs a) {
+    __shared__ __align__(16) float sums[NORM_SEGS], whole[NORM_SEGS][256]; /* of segments; values, read again as 8 columns a lane */
+    const int lane = threadIdx.x & 31, seg = threadIdx.x >> 5, S = blockDim.x >> 5, c = seg * 256 + lane * 8, from = blockIdx.y * a.part;
+    const bool mine = seg >= from && seg < from + a.part;
+    float w[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    pdl_trigger();
+    if (a.w) { load_now(a.w + c, w); load_now(a.w + c + 4, w + 4); }
+    if (!seg && lane >= S) sums[lane] = 0.0f; /* +0 changes no sum of squares */
+#pragma unroll 1
+    for (int row = blockIdx.x; row < a.rows; row += gridDim.x) {
+        const float *x = a.x + (size_t)row * a.n + seg * 256 + lane;
+        float t[8], p = 0.0f, total = 0.0f;
+        pdl_wait();
+        if (row != blockIdx.x) __syncthreads();
+#pragma unroll
+        for (int j = 0; j < 8; j++) t[j] = __ldcg(x + j * 32);
+#pragma unroll
+        for (int j = 0; j < 8; j++) { p = fmaf(t[j], t[j], p); whole[seg][j * 32 + lane] = t[j]; }
+        p = warp_tree(p);
+        if (!lane) sums[seg] = p;
+        __syncthreads();
+        if (!mine) continue;
+#pragma unroll
+        for (int s = 0; s < NORM_SEGS; s += 4) {
+            if (s == 16 && a.n <= 16 * 256) break;
+            const float4 k = *(const float4 *)&sums[s];
+            total = total + k.x; total = total + k.y; total = total + k.z; total = total + k.w;
+        }
+        norm_end(a, row, seg, lane, whole[seg], 1.0f / sqrtf((a.l2 ? total : total / (float)a.n) + a.eps), w);
+    }
 }
 
 /* y = f(x, up) of a row and its quantised form, either may be left out. One warp a group of 32, a value a thread; n need not be a multiple of it

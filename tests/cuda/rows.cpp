@@ -169,10 +169,28 @@ static void refused() {
     no("a slice of what is gated", 256, [](Run &r) { r.op(ROW_SLICE, 1, 0, NO_BUF, false, 0).op(ROW_GLU, 0, 0, 1); });
 }
 
+/* NORM by k_norm_whole, in one to four parts a row and with fewer blocks than rows, has k_norm_quant's bits */
+static void norms(int n, bool weighted, bool l2) {
+    Memory wanted(n);
+    NormArgs a = {wanted.b[1].data(), weighted ? weights.data() : NULL, wanted.b[0].data(), wanted.acts(n), n, l2, 1e-6f, &wanted.fault, 7, ROWS, 0};
+    emu::launch([&] { k_norm_quant(a); }, dim3(ROWS), 32 * std::min(n / 256, 16));
+    for (int parts = 1; parts <= 4; parts += parts < 2 ? 1 : 2)
+        for (int blocks = 1; blocks <= ROWS; blocks++) {
+            Memory found(n);
+            found.b[1] = wanted.b[1];
+            NormArgs c = {found.b[1].data(), a.w, found.b[0].data(), found.acts(n), n, l2, 1e-6f, &found.fault, 7, ROWS, (n / 256 + parts - 1) / parts};
+            emu::launch([&] { k_norm_whole(c); }, dim3(blocks, parts), 32 * (n / 256));
+            char name[64];
+            snprintf(name, sizeof name, "norm of %d, %d parts, %d blocks", n, parts, blocks);
+            report(name, found.same_acts(wanted) && !memcmp(found.b[0].data(), wanted.b[0].data(), (size_t)ROWS * n * 4));
+        }
+}
+
 int main(int argc, char **argv) {
     for (float &v : weights) v = 1 + 0.5f * unit();
     const int widths[] = {256, 512, 160, 2816}, which = argc > 1 ? atoi(argv[1]) : 0;
     if (which < 4) equal_runs(widths[which]);
-    else refused();
+    else if (which == 4) refused();
+    else for (int n : {256, 2048, 4096, 5120, 8192}) norms(n, n != 2048, n == 4096);
     return bad;
 }
