@@ -100,7 +100,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         # a short context: the longest reply that a request may ask for must end within the client's patience
         server = Server(Path(args.model), log=Path(folder) / "log", BW24_CTX="512").wait(120)
-        workers, name, end = server.workers(), json.loads(server.get("/v1/models")[1])["data"][0]["id"], time.monotonic() + args.seconds
+        workers, name, began = server.workers(), json.loads(server.get("/v1/models")[1])["data"][0]["id"], time.monotonic()
+        end, told, slowest = began + args.seconds, began, (0.0, "")
         with httpx.Client(timeout=120) as client:
             while time.monotonic() < end:
                 url = rng.choice(sorted(POSTS))
@@ -108,12 +109,18 @@ def main() -> int:
                 if rng.random() < 0.05:  # broken JSON too
                     at = rng.randrange(len(data))
                     data = data[:at] + rng.choice(("", "\x00", "}", "\"", "NaN")) + data[at + 1 :]
+                asked = time.monotonic()
                 try:
                     reply = client.post(server.url + url, content=data.encode(), headers={"Content-Type": "application/json"})
                     status = reply.status_code
                 except httpx.HTTPError as error:
                     status, reply = type(error).__name__, None
                 counts[status] = counts.get(status, 0) + 1
+                slowest = max(slowest, ((now := time.monotonic()) - asked, data[:200]))
+                if now - told > 30:
+                    told = now
+                    print(f"{now - began:.0f} of {args.seconds:.0f} s: {sum(counts.values())} requests, {bad} bad, the slowest {slowest[0]:.1f} s",
+                          flush=True)
                 if status not in (200, 400, 404, 413):
                     bad += 1
                     print(f"{url}: {status}: {reply.text[:300] if reply else ''}\n  {data[:1000]}", flush=True)
@@ -122,8 +129,12 @@ def main() -> int:
             bad += 1
             print("the worker died or failed:\n" + log[-3000:])
         server.idle(60)
-        server.stop()
-    print(f"{sum(counts.values())} requests: {counts}, {bad} bad")
+        asked = time.monotonic()
+        if (code := server.stop()) != 0:
+            bad += 1
+            print(f"SIGTERM: exit code {code}")
+        print(f"SIGTERM obeyed in {time.monotonic() - asked:.1f} s; the slowest request took {slowest[0]:.1f} s: {slowest[1]}")
+    print(f"{sum(counts.values())} requests: {dict(sorted(counts.items(), key=str))}, {bad} bad: {'FAILED' if bad else 'passed'}")
     return 1 if bad else 0
 
 
