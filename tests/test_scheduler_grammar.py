@@ -13,7 +13,7 @@ from bw24.jobs import Job, Run
 from bw24.sampling import SamplingParams
 from bw24.scheduler import Scheduler
 from bw24.scheduler_spec import DraftingScheduler
-from bw24.speculate import AUTO
+from bw24.speculate import AUTO, Drafted
 
 TEXTS = ("def read_lines(path):\n", "import os\n\nclass Reader:\n    def", "def test_sum():\n    assert", "The module provides")
 WORDY = 11  # of the jobs, the one whose grammar has a long word
@@ -126,6 +126,12 @@ def test_however_many_are_drawn_before_it_is_asked(model, masked, ahead: int, mo
         with closing(Scheduler(engine, model.tokenizer)) as scheduler:
             assert [collect(scheduler.submit(one)) for one in jobs(model, engine.n_vocab, Forced)] == masked
         assert not engine._sequences and engine.memory()["kv"] == 0
+    monkeypatch.setattr(DraftingScheduler, "_wanted", staticmethod(lambda runs: [0] * len(runs)))  # as where drafts do not pay
+    monkeypatch.setattr(Drafted, "sure", lambda seq: 16)
+    with Engine(model, threads=2, ctx=512, device="cpu", draft=True) as engine:
+        with closing(DraftingScheduler(engine, model.tokenizer, k=AUTO)) as scheduler:
+            assert [collect(scheduler.submit(one)) for one in jobs(model, engine.n_vocab, Forced)] == masked
+        assert not engine._sequences and not engine._drafted and engine.memory()["kv"] == 0
 
 
 @pytest.mark.parametrize("k", [1, 5, AUTO])

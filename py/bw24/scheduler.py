@@ -345,7 +345,7 @@ class Scheduler:
         self._hand_out()
         keeps = self._keeps(runs)
         if keeps:
-            left = min(left, max(KEPT_BYTES // (4 * self.engine.n_vocab * len(runs)), 1))
+            left = min(left, self._keepable(len(runs)))
         while left > 0:
             most = min(left, *(r.ahead(self._outside) if r.matcher else left for r in runs))
             left -= self._together(runs, most, keeps) or left
@@ -356,6 +356,10 @@ class Scheduler:
         """How many steps replies can make before the next look around: as many tokens as each may still have, one where somebody came or left."""
         self._flag[0] = 0
         return 1 if self._news else min(plain.MOST, *map(self._left, runs))
+
+    def _keepable(self, runs: int) -> int:
+        """Steps of so many replies whose logits may be kept."""
+        return max(KEPT_BYTES // (4 * self.engine.n_vocab * runs), 1)
 
     def _left(self, run: Run) -> int:
         """Tokens that a reply may still have."""
@@ -562,12 +566,16 @@ class Scheduler:
         run.refused()
         if len(run.seq.tokens) > (pos := len(run.tokens) - (row is None)):
             if run.spare and len(run.seq.tokens) > pos + 1:
-                run.seq.close()
-                run.seq, run.spare = run.spare, None
+                self._go_back(run)
             else:
                 run.seq.truncate(pos)
         if row is not None:
             self._pick(run, row)
+
+    def _go_back(self, run: Run) -> None:
+        """To its sequence as it was before the call."""
+        run.seq.close()
+        run.seq, run.spare = run.spare, None
 
     def _jump(self, run: Run) -> bool:
         """The tokens that the grammar leaves no choice about, which need no logits, all at once. Whether there were any."""

@@ -54,7 +54,7 @@ class DraftingScheduler(Scheduler):
             self._split(run)
         free = [r for r in decoding if r.job.top is None and r.guesses()]
         steps = self._play([r for r in free if r.seq], alone=len(free) == len(runs))
-        self._judge([r for r in decoding if r not in free and r.seq])
+        self._judge(judged := [r for r in decoding if r not in free and r.seq], alone=len(judged) == len(runs))
         if runs:
             self._count_step(runs, now() - started, steps)
 
@@ -93,8 +93,8 @@ class DraftingScheduler(Scheduler):
         wanted = self._wanted(runs)
         drafts = speculate.shares(self.engine, wanted)
         most = self._ahead(runs) if alone else 1
-        most = min(most, *(r.ahead() for r in runs if r.matcher), *((r.seq.ahead() if any(wanted) else r.seq.sure()) for r in runs))
-        if most > 1 and not self._make_room([(r, most * (k + 1)) for r, k in zip(runs, drafts, strict=True)]):
+        most = min(most, *(max(r.passed // 2, 1) for r in runs if r.matcher), *((r.seq.ahead() if any(wanted) else r.seq.sure()) for r in runs))
+        if (most > 1 or any(drafts)) and not self._make_room([(r, most * (k + 1)) for r, k in zip(runs, drafts, strict=True)]):
             return 0
         parts, before = [(r.seq, r.tokens[-1], r.tokens) for r in runs], runs[0].seq.stats.rounds
         self._hand_out()
@@ -109,11 +109,14 @@ class DraftingScheduler(Scheduler):
             self._emit(run, tokens)
         return max(made, 1)
 
-    def _judge(self, runs: list[Run]) -> None:
+    def _judge(self, runs: list[Run], alone: bool) -> None:
         """Rows of logits for each, whose tokens are picked here: drafts serve as far as the picks are the same."""
         if not runs:
             return
         wanted = self._wanted(runs)
+        if not any(wanted) and self._host and all(r.job.top is None and r.judges() for r in runs):
+            self._hold(runs, alone)
+            return
         self._hand_out()
         try:
             rows = speculate.open_rounds(self.engine, [(r.seq, r.tokens[-1]) for r in runs], speculate.shares(self.engine, wanted))
@@ -124,6 +127,29 @@ class DraftingScheduler(Scheduler):
             self._emit(run, [row])
             while run in self._active and (row := run.seq.follow(run.tokens[-1])) is not None:
                 self._emit(run, [row])
+
+    def _hold(self, runs: list[Run], alone: bool) -> None:
+        """Plain steps whose tokens are held against grammars afterwards, each with the logits that it was drawn from."""
+        most = min(self._ahead(runs), self._keepable(len(runs)), *(min(r.seq.sure(), r.ahead()) for r in runs)) if alone else 1
+        if most > 1 and not self._make_room([(r, most) for r in runs]):
+            return
+        kept = self._room_for(most, len(runs))
+        self._hand_out()
+        try:
+            self._spare(runs, most)
+            follow = speculate.plain_together(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], most, self._flag, kept)
+        except Bw24Error as error:
+            for run in runs:
+                run.keep(None)
+            self._step_failed([(r, 1) for r in runs], error)
+            return
+        for i, (run, tokens) in enumerate(zip(runs, follow, strict=True)):
+            self._emit(run, tokens, kept[:, i])
+            run.keep(None)
+
+    def _go_back(self, run: Run) -> None:
+        run.spare.stats, run.spare.depth = run.seq.stats, run.seq.depth
+        super()._go_back(run)
 
     def _retry(self, run: Run, n: int) -> None:
         if run.pending > 1:

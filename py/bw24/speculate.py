@@ -396,14 +396,15 @@ def play(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], dra
     return out
 
 
-def plain_together(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], most: int, end: Any = None) -> list[list[int]]:
+def plain_together(engine: Engine, runs: Sequence[tuple[Drafted, int, Sequence[int]]], most: int, end: Any = None,
+                   kept: np.ndarray | None = None) -> list[list[int]]:
     """As play where none drafts: steps of one token each, up to `most`, as plain.decode_together makes them."""
     replies = []
     for run, token, history in runs:
         run.settle()
         replies.append((plain.Reply(run.seq, run._request.draw, run._request.stop, run._handle()), token, history))
     spent: list[float] = []  # by the library's clock, as those of rounds: other threads may keep this one from going on
-    out = plain.decode_together(engine, replies, most, seconds=plain.SLICE, end=end, spent=spent)
+    out = plain.decode_together(engine, replies, most, seconds=plain.SLICE, end=end, spent=spent, kept=kept)
     n = len(out[0])
     for (run, _, _), tokens in zip(runs, out, strict=True):
         run._noted_plain(tokens, spent[0] / len(runs))
