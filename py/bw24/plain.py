@@ -78,6 +78,16 @@ def decode_together(engine: Engine, replies: Sequence[tuple[Reply, int, Sequence
     return out
 
 
+def decode_kept(engine: Engine, reply: Reply, history: Sequence[int], most: int, end: Any, rows: Any) -> list[int]:
+    """As decode_together for one reply with `kept`, by the shortest way: a grammar may ask for a call each token or two. history ends with the newest
+    token; end: int32_t *; rows: float *, room for the logits of `most` tokens, at most MOST."""
+    status = abi.lib().bw24_decode_logits(engine._model, reply.fill(history[-1], history), 1, most, SLICE, end, rows, reply.made)
+    out = reply.took(history[-1], reply.made[0])
+    if status < 0:
+        abi.check(status)
+    return out
+
+
 def decode(engine: Engine, seq: Timeline, token: int, params: sampling.SamplingParams | sampling.Draw, history: Sequence[int], most: int = MOST, *,
            stop: Collection[int] = (), drafter: Any = None, seconds: float = SLICE) -> list[int]:
     """As decode_together, for one reply."""

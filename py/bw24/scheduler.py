@@ -90,6 +90,7 @@ class Scheduler:
         self.broken: str | None = None
         self._shared = SHARED_ON_CARD if engine.backend == "cuda" else SHARED_PREFILL
         self._logits = np.empty((0, engine.n_vocab), np.float32)
+        self._logits_at: Any = abi.ffi.NULL
         self._handed = 0.0  # when readers got their events
         self._outside = 0.1  # time between two calls, in steps
         self._host = engine.backend != "cuda"  # logits are where they are looked at
@@ -346,9 +347,10 @@ class Scheduler:
         keeps = self._keeps(runs)
         if keeps:
             left = min(left, self._keepable(len(runs)))
+        alone = keeps and len(runs) == 1 and not self.engine.after_step  # who listens hears of every step
         while left > 0:
             most = min(left, *(r.ahead(self._outside) if r.matcher else left for r in runs))
-            left -= self._together(runs, most, keeps) or left
+            left -= (self._alone(runs[0], most) if alone else self._together(runs, most, keeps)) or left
             if self._news or not all(r.seq and r.pending == 1 for r in runs) or keeps != self._keeps(runs):
                 return
 
@@ -393,6 +395,31 @@ class Scheduler:
             self._outside += 0.1 * (min((now() - ended) * n / (ended - started), 1) - self._outside)
         return n
 
+    def _alone(self, run: Run, most: int) -> int:
+        """As _together for one reply under a grammar, with as little as can be around the call: it is made every few tokens."""
+        started = now()
+        if started - self._handed > plain.SLICE:
+            self._hand_out()
+        if len(self._logits) < most:
+            self._room_for(plain.MOST)
+        try:
+            if most > 1 and not self.cache.rewinds:
+                run.keep(run.seq.fork())
+            tokens = plain.decode_kept(self.engine, self._reply(run), run.tokens, most, self._flag, self._logits_at)
+        except Bw24Error as error:
+            run.keep(None)
+            self._step_failed([(run, 1)], error)
+            return 0
+        ended, n, counters = now(), len(tokens), self.counters
+        counters.steps += n
+        counters.decode_rows += n
+        counters.step_seconds += ended - started
+        self._emit(run, tokens, self._logits)
+        if run.spare:
+            run.keep(None)
+        self._outside += 0.1 * (min((now() - ended) * n / (ended - started), 1) - self._outside)
+        return n
+
     def _spare(self, runs: list[Run], most: int) -> None:
         """Before a call that makes several steps: a way back to its beginning, for models that cannot undo more than the last step."""
         for run in runs if most > 1 and not self.cache.rewinds else ():
@@ -403,13 +430,18 @@ class Scheduler:
         """Room for that many rows of logits, valid until it is asked for again: new memory costs as much as the mask that is made for it."""
         if len(self._logits) < (n := math.prod(rows)):
             self._logits = np.empty((n, self.engine.n_vocab), np.float32)
+            self._logits_at = abi.ffi.cast("float *", abi.ffi.from_buffer(self._logits))
         return self._logits[:n].reshape(*rows, self.engine.n_vocab)
 
     def _plain(self, runs: list[Run], most: int, kept: np.ndarray | None) -> list[list[int]]:
-        for run in runs:
-            if run.reply is None or run.reply.seq is not run.seq:
-                run.reply = plain.Reply(run.seq, run.draw, run.job.stop_ids)
-        return plain.decode_together(self.engine, [(r.reply, r.tokens[-1], r.tokens) for r in runs], most, end=self._flag, kept=kept)
+        return plain.decode_together(self.engine, [(self._reply(r), r.tokens[-1], r.tokens) for r in runs], most, end=self._flag, kept=kept)
+
+    @staticmethod
+    def _reply(run: Run) -> plain.Reply:
+        """Its part of a call, made anew where its sequence has changed."""
+        if run.reply is None or run.reply.seq is not run.seq:
+            run.reply = plain.Reply(run.seq, run.draw, run.job.stop_ids)
+        return run.reply
 
     def _results(self, runs: list[tuple[Run, int]]) -> np.ndarray:
         """A row of logits for each run whose tokens are all in; or its next token, where every one of them can be drawn without logits."""
