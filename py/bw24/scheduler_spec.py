@@ -99,14 +99,18 @@ class DraftingScheduler(Scheduler):
         parts, before = [(r.seq, r.tokens[-1], r.tokens) for r in runs], runs[0].seq.stats.rounds
         self._hand_out()
         try:
+            self._spare([r for r in runs if r.refusals], 2)  # a refused token may stand in any round
             follow = (speculate.play(self.engine, parts, drafts, most, self._flag) if any(wanted) else
                       speculate.plain_together(self.engine, parts, most, self._flag))
         except Bw24Error as error:
+            for run in runs:
+                run.keep(None)
             self._step_failed([(r, 1) for r in runs], error)
             return 1
         made = runs[0].seq.stats.rounds - before
         for run, tokens in zip(runs, follow, strict=True):
             self._emit(run, tokens)
+            run.keep(None)
         return max(made, 1)
 
     def _judge(self, runs: list[Run], alone: bool) -> None:
