@@ -99,7 +99,7 @@ class Drafted:
         self.configure(params)
         self._at = 0  # drafts of the open round that the caller has confirmed
         self._open = False  # a round was judged whose tokens the caller picks
-        self._logits = self._kept = np.empty((0, 0), np.float32)
+        self._logits = np.empty((0, 0), np.float32)
 
     def configure(self, params: sampling.SamplingParams, stop: Collection[int] | None = None, owner: str | None = None) -> None:
         """The sampler of the next reply on this timeline, the ids that end it, and whose learned rows it drafts with."""
@@ -256,12 +256,6 @@ class Drafted:
         self.seq.tokens.append(token)
         return self._logits[self._at]
 
-    def room_for(self, rows: int) -> np.ndarray:
-        """Room for the logits of this timeline's next open round, the same memory each time: new pages cost as much as a mask."""
-        if len(self._kept) < rows:
-            self._kept = np.empty((rows, self.engine.n_vocab), np.float32)
-        return self._kept[:rows]
-
     def _opened(self, request: Any, token: int, logits: np.ndarray) -> None:
         """A round was judged whose tokens the caller picks. logits: after `token` and each draft, [drafted + 1, n_vocab]."""
         self._request.c[0] = request
@@ -304,8 +298,7 @@ class Drafted:
         self.engine._drafted.add(other)
         other._request = _Request(other, self._request.stop, self._request.mode, self._request.synthetic)
         other.configure(self.params)
-        other._at, other._open = 0, False
-        other._logits = other._kept = np.empty((0, 0), np.float32)
+        other._at, other._open, other._logits = 0, False, np.empty((0, 0), np.float32)
         return other
 
     def close(self) -> None:
@@ -450,8 +443,7 @@ def open_rounds(engine: Engine, runs: Sequence[tuple[Drafted, int]], drafts: Seq
     draft(engine, requests)
     drafted = time.perf_counter()
     ends = np.cumsum([r.drafted + 1 for r in requests])
-    rows = int(ends[-1])  # each its own, as rounds end at different times
-    logits = runs[0][0].room_for(rows) if len(runs) == 1 else np.empty((rows, engine.n_vocab), np.float32)
+    logits = np.empty((int(ends[-1]), engine.n_vocab), np.float32)  # its own: rounds end at different times
     abi.check(lib.bw24_round_verify(engine._model, requests, len(runs), abi.ffi.cast("float *", abi.ffi.from_buffer(logits))))
     engine.costs.timed(max(drafts), len(logits), drafted - started, time.perf_counter() - drafted, runs=len(runs))
     parts = np.split(logits, ends[:-1])
