@@ -71,13 +71,16 @@ def bench_table(rows: list[Record]) -> str:
     return "\n".join(out) + "\n"
 
 
+def newest(rows: list[Record]) -> list[Record]:
+    """The newest row of each file and backend, real weights first."""
+    last = {(r.data["backend"], r.data["file"]): r for r in sorted(rows, key=lambda r: r.data.get("time", ""))}
+    return sorted(last.values(), key=lambda r: (r.label != "real weights", r.data["backend"], r.data["file"]))
+
+
 def newest_table(rows: list[Record]) -> str:
     """The newest row of each file and backend, a line a row: what a reader wants in a minute."""
-    last: dict[tuple[str, str], Record] = {}
-    for r in sorted(rows, key=lambda r: r.data.get("time", "")):
-        last[r.data["backend"], r.data["file"]] = r
     out = ["| model | weights | machine | prompt, tokens: ours over llama.cpp's | decode | row |", "|---|---|---|---|---|---|"]
-    for r in sorted(last.values(), key=lambda r: (r.label != "real weights", r.data["backend"], r.data["file"])):
+    for r in newest(rows):
         shown = {kind: [c for c in r.data["cells"] if c["kind"] == kind and not c["depth"]] for kind in ("prefill", "decode")}
         prompts = ", ".join(f"{c['tokens']}: {c['ratio']:.2f}x" for c in shown["prefill"])
         decodes = ", ".join(f"{c['ratio']:.2f}x ({c['pair_low']:.2f}..{c['pair_high']:.2f})" for c in shown["decode"])
@@ -188,10 +191,13 @@ def steps_table(rows: list[Record]) -> str:
 def pictures(rows: list[Record]) -> dict[str, str]:
     """File name -> SVG."""
     out: dict[str, str] = {}
-    against = [(f"{name(r)}, {cell_name(c)}", c["ratio"], c["kind"]) for r in benches(rows) for c in r.data["cells"]]
+    on = {"cpu": "2 cores", "cuda": "H200"}
+    against = [(f"{name(r)}, {cell_name(c)}", c["ratio"], f"{c['kind']}, {on.get(r.data['backend'], r.data['backend'])}")
+               for r in newest(benches(rows)) for c in r.data["cells"]]
     if against:
-        out["against-llama.cpp.svg"] = plots.bars("bw24 over llama.cpp, tok/s ratio, same file and machine", against, 1.0, "x")
-    walls = [(f"{name(r)} ({r.data['backend']})", 100 * r.data["wall_fraction"], r.label) for r in benches(rows) if r.data.get("wall_fraction")]
+        out["against-llama.cpp.svg"] = plots.bars("bw24 over llama.cpp, tok/s ratio, same file and machine, newest rows", against, 1.0, "x")
+    walls = [(f"{name(r)} ({r.data['backend']})", 100 * r.data["wall_fraction"], r.label) for r in newest(benches(rows))
+             if r.data.get("wall_fraction")]
     one = [r for r in steps(rows) if r.data["what"] == "step" and r.data["rows"] == 1]
     shallow = min((r.data["depth"] for r in one), default=0)
     walls += [(f"{short(r)}, {r.data['kv']} (cuda)", r.data["wall_pct"], r.label) for r in one if r.data["depth"] == shallow]
