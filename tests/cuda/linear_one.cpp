@@ -15,10 +15,8 @@ template <class U> void check(const char *name, const Case &c) {
     int fault = NO_FAULT;
     std::vector<Part> m;
     LinearArgs a = {};
-    Row x(c.cols), xo((c.n[0] + 31) / 32 * 32), xw((c.n[0] + 31) / 32 * 32);
-    std::vector<float> in(c.cols), nw(c.cols), ny(c.cols), nwant(c.cols);
-    for (float &v : in) v = 2 * unit();
-    for (float &v : nw) v = 1 + 0.2f * unit();
+    Row xo((c.n[0] + 31) / 32 * 32), xw((c.n[0] + 31) / 32 * 32);
+    Input x(c.cols);
     for (int i = 0; i < parts; i++) {
         Part p;
         p.n = c.n[i]; p.scale = 0.25f + 0.1f * i;
@@ -34,22 +32,11 @@ template <class U> void check(const char *name, const Case &c) {
         p.y.assign(p.n, -7.0f);
         m.push_back(p);
     }
-    for (int i = 0; i < parts; i++) {
-        Part &p = m[i];
-        a.part[i] = {p.w.data(), c.bias ? p.bias.data() : NULL, c.res ? p.res.data() : NULL, p.y.data(), p.scale, p.n, (p.n + 31) / 32};
-        a.blocks += c.glu && i ? 0 : a.part[i].blocks;
-    }
-    a.n_parts = parts; a.rows = 1; a.segs = segs; a.fault = &fault;
-    if (c.norm) {
-        plain_norm(in, nw, 1e-6f, nwant);
-        x.quantise(nwant, &fault);
-        a.norm = {in.data(), nw.data(), ny.data(), 1e-6f, 0, 0};
-    } else x.quantise(in, &fault);
-    a.x = x.a;
+    one_row_args(a, m, c, x, &fault);
     std::vector<float> act;
     for (int i = 0; i < parts; i++)
         for (int k = 0; k < m[i].n; k++) {
-            float v = plain_output<U>(m[i].w.data(), segs, k, x.a, 0) * m[i].scale;
+            float v = plain_output<U>(m[i].w.data(), segs, k, a.x, 0) * m[i].scale;
             if (c.bias) v = v + m[i].bias[k];
             if (c.res) v = m[i].res[k] + v;
             m[i].want.push_back(v);
@@ -66,7 +53,7 @@ template <class U> void check(const char *name, const Case &c) {
     one_divisors(g);
     if (one_shared<U>(g, segs, c.blocks, all) > sizeof emu::shared) { printf("FAIL %s: shared memory\n", name); bad = 1; return; }
     emu::launch([=] { k_linear_one<U, 0>(a, g); }, dim3(c.blocks), ONE_THREADS);
-    bool ok = !c.norm || !memcmp(ny.data(), nwant.data(), c.cols * 4);
+    bool ok = !c.norm || x.normed();
     for (int i = 0; i < (c.glu ? 1 : parts); i++) ok &= !memcmp(m[i].y.data(), m[i].want.data(), m[i].n * 4);
     if (c.glu) ok &= xo == xw;
     printf("%s %s cols %d n %d %d %d\n", ok ? "PASS" : "FAIL", name, c.cols, c.n[0], c.n[1], c.n[2]);

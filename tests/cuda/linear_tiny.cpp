@@ -53,28 +53,15 @@ void check(const char *name, const Case &c, const int *types, int turn) {
     std::vector<Part> m;
     LinearArgs a = {};
     TinyShape g = {};
-    Row x(c.cols), xo((c.n[0] + 31) / 32 * 32), xw((c.n[0] + 31) / 32 * 32);
-    std::vector<float> in(c.cols), nw(c.cols), ny(c.cols), nwant(c.cols);
-    for (float &v : in) v = 2 * unit();
-    for (float &v : nw) v = 1 + 0.2f * unit();
+    Row xo((c.n[0] + 31) / 32 * 32), xw((c.n[0] + 31) / 32 * 32);
+    Input x(c.cols);
     for (int i = 0; i < parts; i++) m.push_back(matrix(c.n[i], c.cols, types[i], 0.25f + 0.1f * i));
-    for (int i = 0; i < parts; i++) {
-        Part &p = m[i];
-        g.unit[i] = p.unit;
-        a.part[i] = {p.w.data(), c.bias ? p.bias.data() : NULL, c.res ? p.res.data() : NULL, p.y.data(), p.scale, p.n, (p.n + 31) / 32};
-        a.blocks += c.glu && i ? 0 : a.part[i].blocks;
-    }
-    a.n_parts = parts; a.rows = 1; a.segs = segs; a.fault = &fault;
-    if (c.norm) {
-        plain_norm(in, nw, 1e-6f, nwant);
-        x.quantise(nwant, &fault);
-        a.norm = {in.data(), nw.data(), ny.data(), 1e-6f, 0, 0};
-    } else x.quantise(in, &fault);
-    a.x = x.a;
+    for (int i = 0; i < parts; i++) g.unit[i] = m[i].unit;
+    one_row_args(a, m, c, x, &fault);
     for (int i = 0; i < parts; i++)
         for (int k = 0; k < m[i].n; k++) {
             float v = 0;
-            by_type(m[i].unit, [&](auto u) { v = plain_output<decltype(u)>(m[i].w.data(), segs, k, x.a, 0) * m[i].scale; });
+            by_type(m[i].unit, [&](auto u) { v = plain_output<decltype(u)>(m[i].w.data(), segs, k, a.x, 0) * m[i].scale; });
             if (c.bias) v = v + m[i].bias[k];
             if (c.res) v = m[i].res[k] + v;
             m[i].want.push_back(v);
@@ -89,7 +76,7 @@ void check(const char *name, const Case &c, const int *types, int turn) {
     g.turn = turn;
     const int warps = segs * (c.glu ? 4 : 1), blocks = c.glu ? a.blocks : 2 * a.blocks;
     emu::launch([=] { k_linear_tiny(a, g); }, dim3(blocks), warps * 32);
-    bool ok = fault == NO_FAULT && (!c.norm || !memcmp(ny.data(), nwant.data(), c.cols * 4));
+    bool ok = fault == NO_FAULT && (!c.norm || x.normed());
     for (int i = 0; i < (c.glu ? 1 : parts); i++) ok &= !memcmp(m[i].y.data(), m[i].want.data(), m[i].n * 4);
     if (c.glu) ok &= xo == xw;
     printf("%s %s cols %d n %d %d %d\n", ok ? "PASS" : "FAIL", name, c.cols, c.n[0], c.n[1], c.n[2]);

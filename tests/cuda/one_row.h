@@ -43,4 +43,31 @@ inline void plain_norm(const std::vector<float> &x, const std::vector<float> &w,
     for (int k = 0; k < n; k++) y[k] = (x[k] * r) * w[k];
 }
 
+/* One row of input, whole or quantised, with the weights of a NORM before it and room for what the NORM gives */
+struct Input {
+    Row x;
+    std::vector<float> in, nw, ny, nwant;
+    explicit Input(int cols) : x(cols), in(cols), nw(cols), ny(cols), nwant(cols) {
+        for (float &v : in) v = 2 * unit();
+        for (float &v : nw) v = 1 + 0.2f * unit();
+    }
+    bool normed() const { return !memcmp(ny.data(), nwant.data(), ny.size() * 4); }
+};
+
+/* the arguments of a LINEAR of one row over parts m (w, bias, res, y, scale, n); with NORM x is what it should give, in plain loops */
+template <class Args, class Parts, class Case> void one_row_args(Args &a, Parts &m, const Case &c, Input &x, int *fault) {
+    for (size_t i = 0; i < m.size(); i++) {
+        auto &p = m[i];
+        a.part[i] = {p.w.data(), c.bias ? p.bias.data() : NULL, c.res ? p.res.data() : NULL, p.y.data(), p.scale, p.n, (p.n + 31) / 32};
+        a.blocks += c.glu && i ? 0 : a.part[i].blocks;
+    }
+    a.n_parts = (int)m.size(); a.rows = 1; a.segs = (c.cols + 255) / 256; a.fault = fault;
+    if (c.norm) {
+        plain_norm(x.in, x.nw, 1e-6f, x.nwant);
+        x.x.quantise(x.nwant, fault);
+        a.norm = {x.in.data(), x.nw.data(), x.ny.data(), 1e-6f, 0, 0};
+    } else x.x.quantise(x.in, fault);
+    a.x = x.x.a;
+}
+
 #endif
