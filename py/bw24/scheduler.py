@@ -382,8 +382,6 @@ class Scheduler:
             self._spare(runs, most)
             follow = self._plain(runs, most, kept)
         except Bw24Error as error:
-            for run in runs:
-                run.keep(None)
             self._step_failed([(r, 1) for r in runs], error)
             return 0
         ended, n = now(), len(follow[0])
@@ -403,20 +401,15 @@ class Scheduler:
         if len(self._logits) < most:
             self._room_for(plain.MOST)
         try:
-            if most > 1 and not self.cache.rewinds:
-                run.keep(run.seq.fork())
+            self._spare([run], most)
             tokens = plain.decode_kept(self.engine, self._reply(run), run.tokens, most, self._flag, self._logits_at)
         except Bw24Error as error:
-            run.keep(None)
             self._step_failed([(run, 1)], error)
             return 0
-        ended, n, counters = now(), len(tokens), self.counters
-        counters.steps += n
-        counters.decode_rows += n
-        counters.step_seconds += ended - started
+        ended, n = now(), len(tokens)
+        self._count_step([(run, 1)], ended - started, n)
         self._emit(run, tokens, self._logits)
-        if run.spare:
-            run.keep(None)
+        run.keep(None)
         self._outside += 0.1 * (min((now() - ended) * n / (ended - started), 1) - self._outside)
         return n
 
@@ -511,6 +504,8 @@ class Scheduler:
 
     def _step_failed(self, runs: list[tuple[Run, int]], error: Bw24Error) -> None:
         """No sequence has moved. A lone run is at fault; of several, each tries alone, so that one cannot end the others."""
+        for run, _ in runs:
+            run.keep(None)
         if error.code == E_DEVICE:
             self.broken = f"the device failed: {error}"
             for job in {id(r.job): r.job for r in self._active}.values():

@@ -103,8 +103,6 @@ class DraftingScheduler(Scheduler):
             follow = (speculate.play(self.engine, parts, drafts, most, self._flag) if any(wanted) else
                       speculate.plain_together(self.engine, parts, most, self._flag))
         except Bw24Error as error:
-            for run in runs:
-                run.keep(None)
             self._step_failed([(r, 1) for r in runs], error)
             return 1
         made = runs[0].seq.stats.rounds - before
@@ -143,8 +141,6 @@ class DraftingScheduler(Scheduler):
             self._spare(runs, most)
             follow = speculate.plain_together(self.engine, [(r.seq, r.tokens[-1], r.tokens) for r in runs], most, self._flag, kept)
         except Bw24Error as error:
-            for run in runs:
-                run.keep(None)
             self._step_failed([(r, 1) for r in runs], error)
             return
         for i, (run, tokens) in enumerate(zip(runs, follow, strict=True)):

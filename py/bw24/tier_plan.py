@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .check import open_context
+from .check import open_context, probe
 from .errors import Bw24Error
 from .gguf_types import TYPES
 from .one_matrix import seconds_of_step
@@ -232,21 +232,9 @@ def disk_rate(paths: Sequence[Path], threads: int = 8, seconds: float = PROBE_SE
             os.close(fd)
 
 
-def ram_rate(threads: int | None = None, seconds: float = PROBE_SECONDS / 2) -> float:
-    """Bytes a second that all threads together read of RAM: sums over 256 MB, which few caches hold."""
-    n = threads or os.cpu_count() or 1
-    parts = np.array_split(np.ones(32 << 20, np.uint64), n)
-    started = time.perf_counter()
-
-    def work(part: np.ndarray) -> int:
-        done = 0
-        while not done or time.perf_counter() < started + seconds:
-            part.sum()
-            done += part.nbytes
-        return done
-
-    with ThreadPoolExecutor(n) as pool:
-        return sum(pool.map(work, parts)) / (time.perf_counter() - started)
+def ram_rate(threads: int | None = None) -> float:
+    """Bytes a second that all threads together read of RAM."""
+    return probe(threads)[0] * 1e9
 
 
 def cpu_rate(type_id: int, columns: int, threads: int | None = None, isa: str | None = None, seconds: float = PROBE_SECONDS) -> float:
