@@ -10,15 +10,16 @@ namespace bw {
 
 template <class S> bool attend_launch(Queue &q, const AttendArgs &a, const StepRows &s) {
     static_assert(S::DIM > 256 || sizeof(S) <= SHARED_LEAST, "a block must fit the smallest card");
-    if (sizeof(S) > (size_t)q.shared_max) return false;
+    const size_t bytes = S::bytes(a.kv.v);
+    if (bytes > (size_t)q.shared_max) return false;
     int share = a.heads / a.kv.heads, chunks = head_chunks(share, S::QUERIES), rows = S::QUERIES / (share / chunks), tiles = (a.rows + rows - 1) / rows * chunks;
     dim3 grid((unsigned)a.kv.heads, (unsigned)tiles);
     if (S::SPLIT) {
-        int resident = (int)((size_t)q.shared_max / (sizeof(S) + 1024)), most = a.max_pieces * rows;
+        int resident = (int)((size_t)q.shared_max / (bytes + 1024)), most = a.max_pieces * rows;
         int x = (q.sms * (resident < 1 ? 1 : resident > S::BLOCKS ? S::BLOCKS : resident) + a.kv.heads * tiles - 1) / (a.kv.heads * tiles);
         grid = dim3((unsigned)(x < most ? x : most), (unsigned)a.kv.heads, (unsigned)tiles);
     }
-    launch(q, k_attend<S>, grid, S::THREADS, sizeof(S), a, s, chunks, tiles);
+    launch(q, k_attend<S>, grid, S::THREADS, bytes, a, s, chunks, tiles);
     return true;
 }
 
@@ -39,12 +40,12 @@ template <class S> bool few_launch(Queue &q, const AttendArgs &a, const StepRows
 template <int K, int V, int D> bool attend_dim(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {
     constexpr bool large = D > 256 || (D == 256 && (K == KV_F16 || V == KV_F16));
     constexpr int many = large ? 16 : 32, loop = large ? 16 : D == 256 ? 32 : 64, threads = large ? 128 : 256;
-    if (!split) return attend_launch<AttendBlock<K, V, D, loop, threads, false>>(q, a, s);
+    if (!split) return attend_launch<AttendBlock<K, block_v(V, D, loop), D, loop, threads, false>>(q, a, s);
     if constexpr (K == KV_F16 && V == KV_F16 && D <= 128) return few_launch<FewBlock<K, V, D>>(q, a, s);
     else {
-        if constexpr (D <= 256 && (D > 64 || V == KV_Q5_1)) /* heads of 64 over q8_0/q8_0 and e4m3: not worth a kernel */
-            if (a.rows * (a.heads / a.kv.heads) > 8) return attend_launch<AttendBlock<K, V, D, many, 128, true>>(q, a, s);
-        return attend_launch<AttendBlock<K, V, D, 8, 128, true>>(q, a, s);
+        if constexpr (D <= 256 && (D > 64 || block_v(V, D, many) == KV_Q5_1)) /* heads of 64 over e4m3: not worth a kernel */
+            if (a.rows * (a.heads / a.kv.heads) > 8) return attend_launch<AttendBlock<K, block_v(V, D, many), D, many, 128, true>>(q, a, s);
+        return attend_launch<AttendBlock<K, block_v(V, D, 8), D, 8, 128, true>>(q, a, s);
     }
 }
 

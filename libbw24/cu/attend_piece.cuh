@@ -16,9 +16,15 @@ constexpr bool SMALL_CARD = true; /* 100 KB of shared memory a multiprocessor: o
 constexpr bool SMALL_CARD = false;
 #endif
 
-/* Shapes and shared memory of a block. A warp has QT queries x (32 CT) columns of o; heads of 256 take their columns in two passes. */
+/* V's format of the block for V in f: large heads with many queries lost 3 to 5 % by sharing one */
+__host__ __device__ constexpr bool either_v(int d, int queries) { return d <= 128 || (d == 256 && queries == 8); }
+__host__ __device__ constexpr int block_v(int f, int d, int queries) { return f == KV_Q8_0 && either_v(d, queries) ? KV_Q5_1 : f; }
+
+/* Shapes and shared memory of a block. A warp has QT queries x (32 CT) columns of o; heads of 256 take their columns in two passes.
+ * EITHER: a block over V in q5_1 serves q8_0 as well, whichever AttendArgs.kv.v says: they differ in how V is decoded, once a piece. */
 template <int K, int V, int D, int NQ, int T, bool SPLIT_> struct alignas(16) AttendBlock {
-    static constexpr bool SPLIT = SPLIT_, INT_K = K == KV_Q8_0, DECODED_V = V == KV_Q8_0 || V == KV_Q5_1; /* block formats: V as f32 first */
+    static constexpr bool SPLIT = SPLIT_, INT_K = K == KV_Q8_0, DECODED_V = V == KV_Q8_0 || V == KV_Q5_1, /* block formats: V as f32 first */
+                          EITHER = V == KV_Q5_1 && either_v(D, NQ);
     static constexpr int FK = K, FV = V, DIM = D, QUERIES = NQ, THREADS = T, WARPS = T / 32, CH = D < 128 ? D : 128, PASSES = D / CH;
     static constexpr int WQ = NQ > 8 ? NQ / 8 : CH < 128 ? 2 : 1, WC = WARPS / WQ, QT = NQ / WQ, CT = CH / (32 * WC);
     static constexpr int KB = K == KV_F16 ? 2 * D : D, K_PITCH = INT_K ? D + 32 : KB + 16; /* no bank conflicts */
@@ -26,7 +32,6 @@ template <int K, int V, int D, int NQ, int T, bool SPLIT_> struct alignas(16) At
     static constexpr int BLOCKS = SPLIT ? (NQ == 8 ? 4 : 3) : SMALL_CARD ? 1 : 2;         /* an SM, as far as registers go */
     uint8_t k[PIECE * K_PITCH];
     uint8_t kd[INT_K ? PIECE * D / 16 : 16];
-    uint8_t v[kv_bytes(V, D)];
     float wide[DECODED_V ? PIECE : 1][CH];
     float q[INT_K ? 1 : NQ][D + 4];
     int8_t code[INT_K ? NQ : 1][D + 32];          /* words in the order 0 4 1 5 .. */
@@ -38,6 +43,8 @@ template <int K, int V, int D, int NQ, int T, bool SPLIT_> struct alignas(16) At
     float2 factor[NQ];                            /* of O and o in the merge */
     int64_t at[NQ];                               /* SPLIT: where (n, l) of its piece 0 would lie */
     uint64_t full[2];                             /* K, V of the piece have come */
+    alignas(16) uint8_t v[kv_bytes(EITHER ? KV_Q8_0 : V, D)]; /* last: a launch asks for as much as its format takes */
+    static size_t bytes(int format) { return sizeof(AttendBlock) - (EITHER && format != KV_Q8_0 ? kv_bytes(KV_Q8_0, D) - kv_bytes(V, D) : 0); }
     static __device__ __forceinline__ int first_query() { return (threadIdx.x >> 5) / WC * QT; }
     static __device__ __forceinline__ int first_column() { return ((threadIdx.x >> 5) % WC * 32 + (threadIdx.x & 31)) * CT; }
 };
@@ -107,11 +114,15 @@ template <int V, int D> __device__ __forceinline__ float4 v_quad(const uint8_t *
     }
     return make_float4(x[0], x[1], x[2], x[3]);
 }
-template <class S> __device__ __forceinline__ void decode_values(S &sh, int pass) {
+template <int F, class S> __device__ __forceinline__ void decode_format(S &sh, int pass) {
     constexpr int QUADS = S::CH / 4, KEYS = S::THREADS / QUADS;
     const int c = threadIdx.x % QUADS, j0 = threadIdx.x / QUADS;
 #pragma unroll (S::SPLIT ? 8 : 4)
-    for (int j = 0; j < PIECE; j += KEYS) *(float4 *)&sh.wide[j0 + j][4 * c] = v_quad<S::FV, S::DIM>(sh.v, j0 + j, pass * QUADS + c);
+    for (int j = 0; j < PIECE; j += KEYS) *(float4 *)&sh.wide[j0 + j][4 * c] = v_quad<F, S::DIM>(sh.v, j0 + j, pass * QUADS + c);
+}
+template <class S> __device__ __forceinline__ void decode_values(S &sh, int format, int pass) {
+    if (S::EITHER && format == KV_Q8_0) decode_format<KV_Q8_0>(sh, pass);
+    else decode_format<S::FV>(sh, pass);
 }
 
 /* ---- loads */
@@ -172,10 +183,11 @@ template <class S> __device__ __forceinline__ void load_keys(S &sh, const uint8_
     for (int j = 0; j < PIECE; j += 32) bulk_copy(sh.k + (j + lane) * S::K_PITCH, page + (j + lane) * S::KB, S::KB, &sh.full[0]);
     bar_issued_by_warp(&sh.full[0]);
 }
-template <class S> __device__ __forceinline__ void load_values(S &sh, const uint8_t *page) {
+template <class S> __device__ __forceinline__ void load_values(S &sh, int format, const uint8_t *page) {
     if (threadIdx.x) return;
-    bar_expect(&sh.full[1], kv_bytes(S::FV, S::DIM));
-    bulk_copy(sh.v, page + kv_bytes(S::FK, S::DIM), kv_bytes(S::FV, S::DIM), &sh.full[1]);
+    const int bytes = S::EITHER && format == KV_Q8_0 ? kv_bytes(KV_Q8_0, S::DIM) : kv_bytes(S::FV, S::DIM);
+    bar_expect(&sh.full[1], bytes);
+    bulk_copy(sh.v, page + kv_bytes(S::FK, S::DIM), bytes, &sh.full[1]);
     bar_issued(&sh.full[1]);
 }
 

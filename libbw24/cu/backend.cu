@@ -49,8 +49,6 @@ int cu_share(bw24_model *m, void **mem, size_t *have, size_t need, const char *w
 }
 
 /* ---- opening */
-__global__ void k_hello(int *out) { *out = 24; }
-
 static int open_error(cudaError_t e, int index) {
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
@@ -72,7 +70,7 @@ int cu_check_card(int index, cudaDeviceProp *p) {
     if (index < 0 || index >= count) return bw_fail(BW24_E_ARG, "cuda:%d: this machine has devices 0..%d", index, count - 1);
     if ((e = cudaSetDevice(index)) || (e = cudaGetDeviceProperties(p, index))) return open_error(e, index);
     cudaFuncAttributes a;
-    e = cudaFuncGetAttributes(&a, k_hello);
+    e = cudaFuncGetAttributes(&a, probe_kernel());
     if (e == cudaErrorInvalidDeviceFunction || e == cudaErrorNoKernelImageForDevice) {
         cudaGetLastError();
         return bw_fail(BW24_E_UNSUPPORTED, "this build has no code for %s (compute capability %d.%d)", p->name, p->major, p->minor);

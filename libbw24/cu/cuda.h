@@ -211,6 +211,7 @@ int cu_share(bw24_model *m, void **mem, size_t *have, size_t need, const char *w
 int cu_upload_dense(bw24_model *m, const bw_tensor *t, const float **out);
 int cu_fail(bw24_ctx *c, cudaError_t e, const char *what);
 int cu_alive(bw24_ctx *c);
+const void *probe_kernel(); /* whose code a card has where the build has any for it */
 int cu_check_card(int index, cudaDeviceProp *p); /* makes it the thread's device; an error says why it cannot be used */
 int cu_pack_tensor(bw24_model *m, bw_tensor *t);
 int cu_max_pieces(const bw24_model *m, const bw_kv *kv);

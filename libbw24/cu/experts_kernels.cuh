@@ -36,9 +36,13 @@ template <class U> void experts_down(Queue &q, const DownArgs &args, int rows) {
 }
 template <class U> size_t experts_gemm_bytes(const Queue &q) { return gemm_stages(q.shared_max) == 3 ? sizeof(ExpertShared<U, 3>) : sizeof(ExpertShared<U, 2>); }
 template <class U> bool experts_gemm_fits(const Queue &q) { return experts_gemm_bytes<U>(q) <= (size_t)q.shared_max; }
-template <class U> void experts_gemm(Queue &q, const ExpertGemmArgs &a, int tiles) {
+template <class U> void experts_gemm(Queue &q, const ExpertGemmArgs &args, int tiles) {
+    constexpr bool halves = std::is_same<U, U_INT8H>::value, generic = halves || std::is_same<U, U_INT8>::value;
+    typedef typename std::conditional<generic, INT8_OR_INT8H, U>::type Of;
+    ExpertGemmArgs a = args;
     const int outs = a.n_mats == 2 ? 64 : 128;
-    launch(q, k_experts_gemm<U>, dim3((unsigned)tiles, (unsigned)((a.m[0].rows + outs - 1) / outs)), 256, experts_gemm_bytes<U>(q), a);
+    a.halves = halves;
+    launch(q, k_experts_gemm<Of>, dim3((unsigned)tiles, (unsigned)((a.m[0].rows + outs - 1) / outs)), 256, experts_gemm_bytes<U>(q), a);
 }
 
 #define BW_EXPERT_KERNELS(name, table, U) const ExpertKernels name = {&table, experts_product<U>, experts_down<U>, experts_gemm_fits<U>, experts_gemm<U>};

@@ -344,7 +344,7 @@ static void run_heads(Pass &p, const CuStep &c) {
 
 static bool attend_hot(Pass &p, const AttendArgs &a, bool split) {
     static const struct { int k, v; bool (*run)(Queue &, const AttendArgs &, const StepRows &, bool); } pairs[] = {
-        {KV_Q8_0, KV_Q5_1, attend_q8_0_q5_1}, {KV_Q8_0, KV_Q8_0, attend_q8_0_q8_0}, {KV_F16, KV_F16, attend_f16_f16}, {KV_E4M3, KV_E4M3, attend_e4m3_e4m3},
+        {KV_Q8_0, KV_Q5_1, attend_q8_0}, {KV_Q8_0, KV_Q8_0, attend_q8_0}, {KV_F16, KV_F16, attend_f16_f16}, {KV_E4M3, KV_E4M3, attend_e4m3_e4m3},
     };
     for (auto &x : pairs)
         if (x.k == a.kv.k && x.v == a.kv.v) return x.run(*p.q, a, p.keys, split);

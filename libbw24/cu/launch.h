@@ -75,8 +75,7 @@ void lift_units(Queue &q, const LinearKernels *k, const LiftArgs &a); /* from ba
 /* LINEAR or GLU of one row and small matrices, each with units of its own type; false: not this one (linear_tiny.cu) */
 bool linear_tiny(Queue &q, const LinearKernels *const *k, const LinearArgs &a, bool glu);
 /* ATTEND by pair of formats; false: not this head size. split: pieces go to a.o and a.nl, attend_merge folds them */
-bool attend_q8_0_q5_1(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
-bool attend_q8_0_q8_0(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
+bool attend_q8_0(Queue &q, const AttendArgs &a, const StepRows &s, bool split); /* V in q5_1 or q8_0 */
 bool attend_f16_f16(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
 bool attend_e4m3_e4m3(Queue &q, const AttendArgs &a, const StepRows &s, bool split);
 /* The same with the merge in its launch, where no row sees more than a.reach pieces; false: not these heads, or they do not fit the card */

@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_int8, INT8, false, false)
+extern BW_LINEAR_KERNELS(linear_int8, INT8, SMALL_NONE, false)
 }

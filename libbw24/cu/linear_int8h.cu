@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_int8h, INT8H, false, false)
+extern BW_LINEAR_KERNELS(linear_int8h, INT8H, SMALL_NONE, false)
 }

@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_iq4_xs, IQ4_XS, false, true)
+extern BW_LINEAR_KERNELS(linear_iq4_xs, IQ4_XS, SMALL_8, true)
 }

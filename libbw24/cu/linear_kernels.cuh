@@ -111,12 +111,14 @@ template <class U, bool GLU, bool MANY> void small_rows(Queue &q, const LinearAr
     else stream_launch<U, 1>(q, a, GLU);
 }
 
-/* MANY: kernels of 4 row slots too */
-template <class U, bool MANY> void linear_small(Queue &q, const LinearArgs &a, bool glu) {
+/* which kernels of 2 to 8 rows a unit has beside op_linear_stream.cuh */
+enum SmallKernels { SMALL_NONE, SMALL_8, SMALL_4_8 };
+template <class U, int KERNELS> void linear_small(Queue &q, const LinearArgs &a, bool glu) {
     if (a.rows > 8) stream_launch<U, 2>(q, a, glu);
     else if (a.rows <= 1 && one_fits<U>(q, a.segs)) one_launch<U>(q, a, glu);
-    else if (glu) small_rows<U, true, MANY>(q, a);
-    else small_rows<U, false, MANY>(q, a);
+    else if constexpr (KERNELS == SMALL_NONE) stream_launch<U, 1>(q, a, glu);
+    else if (glu) small_rows<U, true, KERNELS == SMALL_4_8>(q, a);
+    else small_rows<U, false, KERNELS == SMALL_4_8>(q, a);
 }
 
 template <class U> bool group_shape(const Queue &q) { return q.warp_groups && by_groups<U>; }
@@ -132,9 +134,9 @@ template <class U> void linear_gemm(Queue &q, const LinearArgs &a, uint8_t *acts
     launch(q, k_linear_gemm<U>, dim3((unsigned)((a.rows + 127) / 128), (unsigned)tiles), group_shape<U>(q) ? GG_THREADS : 256, gemm_bytes<U>(q), a, (const uint8_t *)acts);
 }
 
-#define BW_LINEAR_KERNELS(name, type, many, packs) \
+#define BW_LINEAR_KERNELS(name, type, kernels, packs) \
     const LinearKernels name = {"U_" #type, UNIT_##type, U_##type::UNIT, packs, gemm_fits<U_##type>, takes_norm<U_##type>, small_most<U_##type>, \
-                                linear_small<U_##type, many>, linear_gemm<U_##type>};
+                                linear_small<U_##type, kernels>, linear_gemm<U_##type>};
 
 } // namespace bw
 #endif

@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_nvfp4, NVFP4, true, true)
+extern BW_LINEAR_KERNELS(linear_nvfp4, NVFP4, SMALL_4_8, true)
 }

@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_q6_k, Q6_K, true, true)
+extern BW_LINEAR_KERNELS(linear_q6_k, Q6_K, SMALL_4_8, true)
 }

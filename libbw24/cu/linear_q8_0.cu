@@ -2,5 +2,5 @@
 #include "linear_kernels.cuh"
 
 namespace bw {
-extern BW_LINEAR_KERNELS(linear_q8_0, Q8_0, true, true)
+extern BW_LINEAR_KERNELS(linear_q8_0, Q8_0, SMALL_4_8, true)
 }

@@ -87,9 +87,10 @@ struct ExpertGemmArgs {
     Acts yo;              /* gate and up: act(gate) * up, quantised */
     float *y;             /* one matrix: the product */
     int *fault, op;
+    int halves;           /* set at launch (op_experts_gemm.cuh) */
 };
 
-/* kernels of one unit type; one file experts_*.cu each. pairs, rows: how many; tiles: at most */
+/* kernels of one unit type; a file experts_*.cu each, one for both generic types. pairs, rows: how many; tiles: at most */
 struct Queue;
 struct LinearKernels;
 struct ExpertKernels {

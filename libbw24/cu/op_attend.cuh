@@ -86,7 +86,7 @@ template <class S> __device__ __forceinline__ void attend_tile(const AttendArgs 
     const size_t head = kv_head_bytes(a.kv) * (size_t)kvh + a.kv.offset;
     if (!waited && !before_step(a, s, t.r0, b0)) { pdl_wait(); waited = true; }
     load_keys(sh, pages[b0] + head);
-    load_values(sh, pages[b0] + head);
+    load_values(sh, a.kv.v, pages[b0] + head);
     if (!waited) { pdl_wait(); waited = true; }
     bool bad = load_queries(a, sh);
     __syncthreads();
@@ -105,15 +105,15 @@ template <class S> __device__ __forceinline__ void attend_tile(const AttendArgs 
         for (int pass = 0; pass < S::PASSES; pass++) {
             if (S::DECODED_V) {
                 if (pass) __syncthreads();
-                decode_values(sh, pass);
+                decode_values(sh, a.kv.v, pass);
             }
             if (S::DECODED_V || !pass) __syncthreads(); /* p and the decoded V are complete */
-            if (S::DECODED_V && pass == S::PASSES - 1 && next) load_values(sh, next);
+            if (S::DECODED_V && pass == S::PASSES - 1 && next) load_values(sh, a.kv.v, next);
             values_pass(a, sh, b, pass, queries, O);
         }
         if (!next) break;
         __syncthreads(); /* p and, where it was read as it is, V are free */
-        if (!S::DECODED_V) load_values(sh, next);
+        if (!S::DECODED_V) load_values(sh, a.kv.v, next);
     }
     if (!S::SPLIT) bad |= loop_store(a, sh, O);
     if (bad) report_fault(s.fault, a.op);

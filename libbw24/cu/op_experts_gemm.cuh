@@ -3,6 +3,7 @@
 #ifndef BW24_CU_OP_EXPERTS_GEMM_CUH
 #define BW24_CU_OP_EXPERTS_GEMM_CUH
 
+#include <type_traits>
 #include "moe.cuh"
 #include "op_gemm.cuh"
 
@@ -82,7 +83,7 @@ template <class U> __device__ __forceinline__ void experts_glu(const ExpertGemmA
 
 /* grid (tiles of 64 pairs, blocks of 128 outputs; of 64 where gate and up come together). The result of pair order[i] stands in row i of yo, or in row
  * order[i] of y. */
-template <class U> __global__ void __launch_bounds__(256, GEMM_STAGES == 3 ? 2 : 1) k_experts_gemm(ExpertGemmArgs a) {
+template <class U> __device__ __forceinline__ void experts_gemm_block(const ExpertGemmArgs &a) {
     extern __shared__ __align__(16) uint8_t raw[];
     ExpertShared<U> &sh = *(ExpertShared<U> *)raw;
     static_assert(sizeof(ExpertShared<U>) >= EXPERT_TILE * EXPERT_PITCH * sizeof(float), "finished values take the stages' place");
@@ -138,6 +139,14 @@ template <class U> __global__ void __launch_bounds__(256, GEMM_STAGES == 3 ? 2 :
                     if (out < a.m[0].rows) to[out] = p[m][n][2 * r + e] * scale;
                 }
         }
+}
+
+/* 256 threads. Units of INT8_OR_INT8H are of the one type or the other as a.halves says */
+struct INT8_OR_INT8H;
+template <class U> __global__ void __launch_bounds__(256, GEMM_STAGES == 3 ? 2 : 1) k_experts_gemm(ExpertGemmArgs a) {
+    if constexpr (!std::is_same<U, INT8_OR_INT8H>::value) experts_gemm_block<U>(a);
+    else if (a.halves) experts_gemm_block<U_INT8H>(a);
+    else experts_gemm_block<U_INT8>(a);
 }
 
 } // namespace bw

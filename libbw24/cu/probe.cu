@@ -7,7 +7,7 @@ namespace bw {
 
 enum { ROUNDS = 8, NODES = 256, BARRIERS = 512, MMA_STEPS = 4096, WARPS = 8 };
 
-static __global__ void __launch_bounds__(512) k_probe_read(const uint4 *p, size_t n, unsigned *sink) {
+static __device__ __forceinline__ void read_all(const uint4 *p, size_t n, unsigned *sink) {
     const size_t stride = (size_t)gridDim.x * blockDim.x;
     unsigned acc = 0;
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -22,14 +22,8 @@ static __global__ void __launch_bounds__(512) k_probe_read(const uint4 *p, size_
     if (acc == 0x12345678u) *sink = acc; /* so that the loads are not dropped */
 }
 
-static __global__ void k_probe_nothing(unsigned *sink) {
-    pdl_trigger();
-    pdl_wait();
-    if (blockDim.x == 1024) *sink = 1;
-}
-
 /* every block of a grid that is wholly resident waits for all others, again and again */
-static __global__ void k_probe_barrier(unsigned *count) {
+static __device__ __forceinline__ void meet_all(unsigned *count) {
     for (unsigned k = 1; k <= BARRIERS; k++) {
         __syncthreads();
         if (threadIdx.x) continue;
@@ -40,7 +34,7 @@ static __global__ void k_probe_barrier(unsigned *count) {
     }
 }
 
-template <bool Int8> static __global__ void __launch_bounds__(WARPS * 32) k_probe_mma(int *out) {
+template <bool Int8> static __device__ __forceinline__ void mma_all(int *out) {
     uint32_t a[4] = {threadIdx.x, 1, 2, 3}, b[2] = {threadIdx.x * 3, 5};
     int ci[4][4] = {};
     float cf[4][4] = {};
@@ -60,6 +54,22 @@ template <bool Int8> static __global__ void __launch_bounds__(WARPS * 32) k_prob
         for (int j = 0; j < 4; j++) sum += ci[k][j] + (int)cf[k][j];
     if (sum == 0x7fffffff) *out = sum;
 }
+
+/* NOTHING: the cost of a launch; READ: n 16-byte values at p; INT8, BF16: blocks of WARPS warps */
+enum Work { NOTHING, READ, MEET, INT8, BF16 };
+static __global__ void __launch_bounds__(512) k_probe(Work work, unsigned *word, const uint4 *p, size_t n) {
+    pdl_trigger();
+    pdl_wait();
+    switch (work) {
+    case NOTHING: return;
+    case READ: return read_all(p, n, word);
+    case MEET: return meet_all(word);
+    case INT8: return mma_all<true>((int *)word);
+    case BF16: return mma_all<false>((int *)word);
+    }
+}
+
+const void *probe_kernel() { return (const void *)k_probe; }
 
 /* memory and events of one call */
 struct Bench {
@@ -94,6 +104,7 @@ struct Bench {
         if (t1) cudaEventDestroy(t1);
         cudaGetLastError();
     }
+    void start(Queue &on, Work work, int blocks, int threads) const { launch(on, k_probe, dim3((unsigned)blocks), threads, 0, work, word, (const uint4 *)mem, bytes / 16); }
     /* best seconds of f's work on the device */
     template <class F> double best(F f) {
         float least = 1e30f;
@@ -118,7 +129,7 @@ static double node_seconds(Bench &b, bool pdl) {
     q.pdl = pdl;
     b.q.error = cudaStreamBeginCapture(q.stream, cudaStreamCaptureModeThreadLocal);
     if (b.q.error) return 0;
-    for (int i = 0; i < NODES; i++) launch(q, k_probe_nothing, dim3(1), 32, 0, b.word);
+    for (int i = 0; i < NODES; i++) b.start(q, NOTHING, 1, 32);
     b.q.error = cudaStreamEndCapture(q.stream, &graph);
     if (!b.q.error) b.q.error = q.error;
     if (!b.q.error) b.q.error = cudaGraphInstantiate(&exec, graph, 0);
@@ -131,12 +142,12 @@ static double node_seconds(Bench &b, bool pdl) {
 static void measure_launches(Bench &b, bw24_rates *out) {
     Queue q = b.q;
     q.pdl = false;
-    out->launch_us = 1e6 / NODES * b.best([&] { for (int i = 0; i < NODES; i++) launch(q, k_probe_nothing, dim3(1), 32, 0, b.word); });
+    out->launch_us = 1e6 / NODES * b.best([&] { for (int i = 0; i < NODES; i++) b.start(q, NOTHING, 1, 32); });
     out->graph_node_us = 1e6 * node_seconds(b, false);
     out->pdl_node_us = b.q.pdl ? 1e6 * node_seconds(b, true) : 0;
     double s = b.best([&] {
         cudaMemsetAsync(b.word, 0, 4, b.q.stream);
-        launch(q, k_probe_barrier, dim3((unsigned)b.q.sms), 128, 0, b.word);
+        b.start(q, MEET, b.q.sms, 128);
     });
     out->barrier_us = 1e6 * s / BARRIERS;
     if (!b.q.error) b.q.error = q.error;
@@ -146,9 +157,8 @@ static void measure_units(Bench &b, bw24_rates *out) {
     Queue q = b.q;
     q.pdl = false;
     const double macs = (double)b.q.sms * 2 * WARPS * MMA_STEPS * 4 * 16 * 8;
-    dim3 grid((unsigned)b.q.sms * 2);
-    out->int8_tops = 1e-12 * 2 * macs * 32 / b.best([&] { launch(q, k_probe_mma<true>, grid, WARPS * 32, 0, (int *)b.word); });
-    out->bf16_tflops = 1e-12 * 2 * macs * 16 / b.best([&] { launch(q, k_probe_mma<false>, grid, WARPS * 32, 0, (int *)b.word); });
+    out->int8_tops = 1e-12 * 2 * macs * 32 / b.best([&] { b.start(q, INT8, 2 * b.q.sms, WARPS * 32); });
+    out->bf16_tflops = 1e-12 * 2 * macs * 16 / b.best([&] { b.start(q, BF16, 2 * b.q.sms, WARPS * 32); });
     if (!b.q.error) b.q.error = q.error;
 }
 
@@ -161,7 +171,7 @@ int cu_probe(bw24_ctx *c, bool all, bw24_rates *out) {
     Queue q = b.q;
     q.pdl = false;
     const double gb = 1e-9 * (double)b.bytes;
-    out->read_gbps = gb / b.best([&] { launch(q, k_probe_read, dim3((unsigned)b.q.sms * 4), 512, 0, (const uint4 *)b.mem, b.bytes / 16, b.word); });
+    out->read_gbps = gb / b.best([&] { b.start(q, READ, 4 * b.q.sms, 512); });
     out->copy_gbps = gb / b.best([&] { b.q.error = cudaMemcpyAsync(b.mem, (uint8_t *)b.mem + b.bytes / 2, b.bytes / 2, cudaMemcpyDeviceToDevice, b.q.stream); });
     if (!b.q.error) b.q.error = q.error;
     if (all && !b.q.error) {

@@ -205,9 +205,10 @@ template <int K, int V, int D> void run(const Case &c) {
     const std::vector<float> ref = t.y;
     t.y.assign(t.y.size(), NAN);
     constexpr bool large = D == 256 && (K == KV_F16 || V == KV_F16); /* as attend_kernels.cuh */
-    exact<AttendBlock<K, V, D, large ? 16 : D == 256 ? 32 : 64, large ? 128 : 256, false>>(t, ref, "many rows");
-    exact<AttendBlock<K, V, D, 8, 128, true>>(t, ref, "split, 8 queries");
-    exact<AttendBlock<K, V, D, large ? 16 : 32, 128, true>>(t, ref, "split, many queries");
+    constexpr int loop = large ? 16 : D == 256 ? 32 : 64, many = large ? 16 : 32;
+    exact<AttendBlock<K, block_v(V, D, loop), D, loop, large ? 128 : 256, false>>(t, ref, "many rows");
+    exact<AttendBlock<K, block_v(V, D, 8), D, 8, 128, true>>(t, ref, "split, 8 queries");
+    exact<AttendBlock<K, block_v(V, D, many), D, many, 128, true>>(t, ref, "split, many queries");
     if constexpr ((K == KV_F16 || K == KV_E4M3) && (V == KV_F16 || V == KV_E4M3)) few_ways<FewBlock<K, V, D>>(t, ref);
     if constexpr (K == KV_F16 && V == KV_F16 && D <= 128)
         for (int slots : {1, 2, 5}) shorts<ShortBlock<K, V, D>>(t, ref, slots);
