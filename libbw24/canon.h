@@ -152,7 +152,22 @@ BW_FN double bw_inv_freq(double base, int i, int n) {
     return bw_exp_f64(-((double)(2 * i) / (double)n) * bw_log_f64(base));
 }
 
-/* int8 quantisation of 32 values: bits of the largest magnitude -> (scale, reciprocal); zero below 2^-100 */
+/* int8 activations of LINEAR, 32 values: bits of the largest magnitude, below BW_ACT_LIMIT = 2^100 (from there on, so Inf and NaN too, a fault) ->
+ * (scale, reciprocal); zero below 2^-100. The scale is amax / 127 rounded up to four significant bits, so that scale times code and scale times a
+ * group's integer sum are exact floats and no code passes 127. */
+#define BW_ACT_LIMIT 0x71800000u
+BW_FN void bw_act_scale(uint32_t amax_bits, float *scale, float *recip) {
+    bw_f32 a, d;
+    a.u = amax_bits;
+    int zero = amax_bits < 0x0d800000u; /* 2^-100 */
+    d.f = (zero ? 1.0f : a.f) * (1.0f / 127.0f);
+    d.u = (d.u + 0xfffffu) & 0xfff00000u;
+    *scale = zero ? 0.0f : d.f;
+    *recip = zero ? 0.0f : 1.0f / d.f;
+}
+BW_FN int bw_act_code(float x, float recip) { return (int)rintf(x * recip); }
+
+/* int8 quantisation of 32 values of the KV cache (q8_0): bits of the largest magnitude -> (scale, reciprocal); zero below 2^-100 */
 BW_FN void bw_q8_scale(uint32_t amax_bits, float *scale, float *recip) {
     bw_f32 a; a.u = amax_bits;
     int zero = amax_bits < 0x0d800000u; /* 2^-100 */

@@ -174,7 +174,7 @@ int ref_attend(const bw_kv_desc *kv, uint8_t *const *pages, int64_t lo, int64_t 
         query qq = {.x = q + h * kv->dim};
         piece sum = {0}, x;
         if (!all_finite(qq.x, kv->dim)) return -1;
-        if (kv->kt->form != BW_FLOAT) ref_quant_row(qq.x, kv->dim, qq.code, qq.delta);
+        if (kv->kt->form != BW_FLOAT && ref_quant_row(qq.x, kv->dim, qq.code, qq.delta)) return -1;
         for (int64_t b = lo / PAGE; b * PAGE < hi; b++) {
             int j0 = b * PAGE < lo ? (int)(lo - b * PAGE) : 0, j1 = hi - b * PAGE < PAGE ? (int)(hi - b * PAGE) : PAGE;
             if (attend_piece(kv, pages[b], h / (q_heads / kv->heads), j0, j1, &qq, c, &x)) return -1;

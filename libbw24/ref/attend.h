@@ -18,7 +18,7 @@ int ref_kv_encode(const bw_type_info *t, const float *x, int n, uint8_t *dst);
 int ref_kv_append(const bw_kv_desc *kv, uint8_t *page, int slot, const float *k, const float *v);
 
 /* One query row. q, out: [q_heads][dim], q_heads a multiple of heads; keys lo <= j < hi are visible, at least one; pages[j / 64] holds
- * key j (pages wholly below lo may be NULL); c = scale * log2 e as f32. Nonzero on Inf or NaN or an empty range. */
+ * key j (pages wholly below lo may be NULL); c = scale * log2 e as f32. Nonzero on Inf or NaN (or, K in blocks, a query of 2^100 and more) or an empty range. */
 int ref_attend(const bw_kv_desc *kv, uint8_t *const *pages, int64_t lo, int64_t hi, const float *q, int q_heads, float c, float *out);
 
 #endif

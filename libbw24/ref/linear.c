@@ -17,7 +17,7 @@ static void put_group(ref_acts *a, int r, int64_t g, const int8_t *q, float d) {
         sum[e >> 4] += (float)q[e];
     }
     a->d[(block * groups + g) * B + lane] = d;
-    for (int h = 0; h < 2; h++) a->sum[((block * groups + g) * 2 + h) * B + lane] = sum[h];
+    for (int h = 0; h < 2; h++) a->alpha[((block * groups + g) * 2 + h) * B + lane] = d * sum[h];
 }
 
 static int put_quantised(ref_acts *a, const float *x) {
@@ -41,9 +41,9 @@ int ref_acts_init(ref_acts *a, const float *x, int n, int64_t cols, int floats) 
     a->w = malloc((size_t)WROWS * ((size_t)cols + 4 * groups) * sizeof(float));
     if (!floats) {
         a->d = calloc(blocks * groups * B, sizeof(float));
-        a->sum = calloc(blocks * groups * 2 * B, sizeof(float));
+        a->alpha = calloc(blocks * groups * 2 * B, sizeof(float));
     }
-    if (!a->x || !a->w || (!floats && (!a->d || !a->sum))) return 1;
+    if (!a->x || !a->w || (!floats && (!a->d || !a->alpha))) return 1;
     if (!floats) return put_quantised(a, x);
     for (int r = 0; r < n; r++)
         for (int64_t c = 0; c < cols; c++) a->x[((r / B) * cols + c) * B + r % B] = x[r * cols + c];
@@ -53,7 +53,7 @@ int ref_acts_init(ref_acts *a, const float *x, int n, int64_t cols, int floats) 
 void ref_acts_free(ref_acts *a) {
     free(a->x);
     free(a->d);
-    free(a->sum);
+    free(a->alpha);
     free(a->w);
     *a = (ref_acts){0};
 }
@@ -86,12 +86,10 @@ static void half_dots(const float *w, int64_t ldw, const float *x, float dot[WRO
 static void fold_group(enum bw_form form, const float *s, const float *i0, const float *i1, const float *a0, const float *a1,
                        const float *d, float *p) {
     for (int r = 0; r < B; r++) {
-        float t;
-        if (form == BW_S1) t = s[0] * (i0[r] + i1[r]);
-        else if (form == BW_S1M) t = fmaf(s[2], a0[r] + a1[r], s[0] * (i0[r] + i1[r]));
-        else t = fmaf(s[1], i1[r], s[0] * i0[r]);
-        if (form == BW_S2M) t = fmaf(s[3], a1[r], fmaf(s[2], a0[r], t));
-        p[r] = fmaf(d[r], t, p[r]);
+        if (form == BW_S1 || form == BW_S1M) p[r] = fmaf(s[0], d[r] * (i0[r] + i1[r]), p[r]);
+        else p[r] = fmaf(s[1], d[r] * i1[r], fmaf(s[0], d[r] * i0[r], p[r]));
+        if (form == BW_S1M) p[r] = fmaf(s[2], a0[r] + a1[r], p[r]);
+        if (form == BW_S2M) p[r] = fmaf(s[3], a1[r], fmaf(s[2], a0[r], p[r]));
     }
 }
 
@@ -100,10 +98,10 @@ static void block_codes(const ref_acts *a, enum bw_form form, int64_t block, flo
     float p[WROWS][B] = {{0}}, i0[WROWS][B], i1[WROWS][B];
     for (int64_t g = 0; g < groups; g++) {
         const float *x = a->x + (block * a->cols + g * GROUP) * B, *d = a->d + (block * groups + g) * B,
-                    *sum = a->sum + (block * groups + g) * 2 * B;
+                    *alpha = a->alpha + (block * groups + g) * 2 * B;
         half_dots(a->w + g * GROUP, ldw, x, i0);
         half_dots(a->w + g * GROUP + GROUP / 2, ldw, x + GROUP / 2 * B, i1);
-        for (int k = 0; k < WROWS; k++) fold_group(form, a->w + k * ldw + a->cols + 4 * g, i0[k], i1[k], sum, sum + B, d, p[k]);
+        for (int k = 0; k < WROWS; k++) fold_group(form, a->w + k * ldw + a->cols + 4 * g, i0[k], i1[k], alpha, alpha + B, d, p[k]);
         if ((g + 1) % (SEGMENT / GROUP) && g + 1 < groups) continue;
         for (int k = 0; k < WROWS; k++)
             for (int r = 0; r < B; r++) y[k][r] = y[k][r] + p[k][r];

@@ -13,11 +13,11 @@ typedef struct ref_acts {
     int n, floats;
     float *x;          /* [blocks][cols][REF_BLOCK]: values, or int8 codes as floats */
     float *d;          /* [blocks][cols / 32][REF_BLOCK] scales; NULL with floats */
-    float *sum;        /* [blocks][cols / 32][2][REF_BLOCK] sums of the codes of each half, exact */
+    float *alpha;      /* [blocks][cols / 32][2][REF_BLOCK] scale times the sum of the codes of each half, exact */
     float *w;          /* scratch of ref_linear_rows: decoded weight rows */
 } ref_acts;
 
-/* x: [n][cols]. floats: keep f32 values, else quantise (cols a multiple of 32). 0, 1 out of memory, -1 Inf or NaN in a quantised row.
+/* x: [n][cols]. floats: keep f32 values, else quantise (cols a multiple of 32). 0, 1 out of memory, -1 Inf, NaN or 2^100 and more in a quantised row.
  * ref_acts_free in every case. */
 int ref_acts_init(ref_acts *a, const float *x, int n, int64_t cols, int floats);
 void ref_acts_free(ref_acts *a);
