@@ -21,7 +21,7 @@ typedef struct scratch {
     float *nl;             /* [queries][2] N, L; L = 0: no piece yet */
     attend_query *query;   /* [queries] */
     int8_t *code;          /* [queries][dim] */
-    float *delta, *codesum;/* [queries][dim/32] */
+    float *delta, *alpha;  /* [queries][dim/32] */
     int32_t *isum;
     active *list;          /* [queries] */
 } scratch;
@@ -71,7 +71,7 @@ static size_t carve_scratch(scratch *w, uint8_t *base, int dim, int queries) {
     w->query = carve(base, &at, n * sizeof(attend_query));
     w->code = carve(base, &at, n * d);
     w->delta = carve(base, &at, 4 * n * g);
-    w->codesum = carve(base, &at, 4 * n * g);
+    w->alpha = carve(base, &at, 4 * n * g);
     w->isum = carve(base, &at, 4 * n * g);
     w->list = carve(base, &at, n * sizeof(active));
     return at;
@@ -99,18 +99,18 @@ static void open_call(call *a, enum cpu_isa isa, const bw_kv_desc *kv, uint8_t *
 }
 
 /* ---- queries */
-static int quantise_query(const float *x, int8_t *code, float *delta, int32_t *isum, float *sum) {
+static int quantise_query(const float *x, int8_t *code, float *delta, int32_t *isum, float *alpha) {
     uint32_t amax = 0;
     float recip;
     for (int i = 0; i < GROUP; i++) {
         bw_f32 v = {.f = x[i]};
         amax = (v.u & 0x7fffffffu) > amax ? v.u & 0x7fffffffu : amax;
     }
-    if (amax >= 0x7f800000u) return -1;
-    bw_q8_scale(amax, delta, &recip);
+    if (amax >= BW_ACT_LIMIT) return -1;
+    bw_act_scale(amax, delta, &recip);
     *isum = 0;
-    for (int i = 0; i < GROUP; i++) *isum += code[i] = (int8_t)bw_q8_code(x[i], recip);
-    *sum = (float)*isum;
+    for (int i = 0; i < GROUP; i++) *isum += code[i] = (int8_t)bw_act_code(x[i], recip);
+    *alpha = *delta * (float)*isum;
     return 0;
 }
 
@@ -118,10 +118,10 @@ static int open_query(call *a, int m, const float *x) {
     int groups = a->dim / GROUP, block_keys = a->kk == KV_Q8_0 || a->kk == KV_Q5_1;
     scratch *w = &a->w;
     w->nl[2 * m] = w->nl[2 * m + 1] = 0.0f;
-    w->query[m] = (attend_query){x, w->code + m * a->dim, w->delta + m * groups, w->codesum + m * groups, w->isum + m * groups};
+    w->query[m] = (attend_query){x, w->code + m * a->dim, w->delta + m * groups, w->alpha + m * groups, w->isum + m * groups};
     for (int g = 0; block_keys && g < groups; g++) {
         int at = m * groups + g;
-        if (quantise_query(x + g * GROUP, w->code + m * a->dim + g * GROUP, w->delta + at, w->isum + at, w->codesum + at)) return -1;
+        if (quantise_query(x + g * GROUP, w->code + m * a->dim + g * GROUP, w->delta + at, w->isum + at, w->alpha + at)) return -1;
     }
     return 0;
 }

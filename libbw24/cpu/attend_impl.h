@@ -34,7 +34,7 @@ typedef struct attend_query {
     const float *x;      /* [dim] */
     const int8_t *code;  /* [dim], block K formats only; so are the next three, [dim/32] */
     const float *delta;
-    const float *sum;    /* of the codes, exact */
+    const float *alpha;  /* delta times the sum of the codes, exact */
     const int32_t *isum;
 } attend_query;
 

@@ -95,9 +95,8 @@ VEC_FN void int_group(enum kv_kind kind, int rows, const kv_view *k, int groups,
         int key = g * PAGE + lane + i * VW;
         V(f) s = V(load_f16)(k->s + key), m = kind == KV_Q8_0 ? V(zero)() : V(load_f16)(k->m + key);
         UNROLL for (int r = 0; r < rows; r++) {
-            V(f) t = V(mul)(s, V(flt)(dot[r][i]));
-            if (kind != KV_Q8_0) t = V(fma)(m, V(set1)(q[r]->sum[g]), t);
-            p[r][i] = V(fma)(V(set1)(q[r]->delta[g]), t, p[r][i]);
+            p[r][i] = V(fma)(s, V(mul)(V(set1)(q[r]->delta[g]), V(flt)(dot[r][i])), p[r][i]);
+            if (kind != KV_Q8_0) p[r][i] = V(fma)(m, V(set1)(q[r]->alpha[g]), p[r][i]);
         }
     }
 }

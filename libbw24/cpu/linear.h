@@ -49,7 +49,7 @@ typedef struct cpu_act {
 
 size_t cpu_act_bytes(int rows, int64_t cols, int floats);
 void cpu_act_init(cpu_act *a, void *mem, int rows, int64_t cols, int floats);
-/* Rows [r0, r1) of x[rows][ldx]. Returns -1 if a value of a quantised row is Inf or NaN (that group then reads as 0), else 0.
+/* Rows [r0, r1) of x[rows][ldx]. Returns -1 if a value of a quantised row is Inf, NaN or 2^100 and more (that group then reads as 0), else 0.
  * Threads may fill disjoint rows at the same time. */
 int cpu_act_fill(enum cpu_isa isa, cpu_act *a, const float *x, int64_t ldx, int r0, int r1);
 

@@ -41,7 +41,7 @@ INL void dot_rows(vi *i, const uint8_t *codes, const act_line *l, int w0, int w1
 
 #include "linear_tmpl.h"
 
-/* one row of groups; amax compared as integers, codes by round to nearest even and clamp */
+/* one row of groups; amax compared as integers, codes by round to nearest even */
 int quant_avx2(const float *x, int64_t groups, act_line *out, int64_t stride) {
     int fault = 0;
     vi magnitude = v_set32(0x7fffffff), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -56,14 +56,11 @@ int quant_avx2(const float *x, int64_t groups, act_line *out, int64_t stride) {
         m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
         m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
         uint32_t bits = (uint32_t)_mm_cvtsi128_si32(m);
-        int bad = bits >= 0x7f800000u;
+        int bad = bits >= BW_ACT_LIMIT;
         float recip;
         if (bad) fault = -1;
-        bw_q8_scale(bad ? 0 : bits, &out->d, &recip);
-        for (int i = 0; i < 4; i++) {
-            vf c = v_rint(v_mul(bad ? v_setf(0.0f) : v[i], v_setf(recip)));
-            q[i] = v_int(v_max(v_min(c, v_setf(127.0f)), v_setf(-127.0f)));
-        }
+        bw_act_scale(bad ? 0 : bits, &out->d, &recip);
+        for (int i = 0; i < 4; i++) q[i] = v_int(v_mul(bad ? v_setf(0.0f) : v[i], v_setf(recip)));
         vi packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
         v_store(out->q, _mm256_permutevar8x32_epi32(packed, order));
         __m256i lo = v_add32(q[0], q[1]), hi = v_add32(q[2], q[3]);

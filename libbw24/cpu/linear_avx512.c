@@ -68,12 +68,16 @@ INL vf v_rint(vf v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT |
 /* +0 where x < bound, else y */
 INL vf v_zero_below(vf x, vf bound, vf y) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), y); }
 
-/* c + a * b[0], and i + the dot products of w with the 4 bytes at q, the broadcast being part of the instruction: the compiler would
+/* c + a * b[0], v * b[0] + c[0], and i + the dot products of w with the 4 bytes at q, the broadcast being part of the instruction: the compiler would
  * spend a register and an instruction on each, and both are scarce in gemm (measured: 3 % of a prompt) */
 typedef int32_t __attribute__((may_alias)) any32;
 INL vf v_fma_at(vf a, const float *b, vf c) {
     __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
     return c;
+}
+INL vf v_scale_at(vf v, const float *b, const float *c) {
+    __asm__("vfmadd132ps %2%{1to16%}, %1, %0" : "+v"(v) : "v"(v_bcastf(c)), "m"(*b));
+    return v;
 }
 INL vi v_dot_at(vi i, vi w, const int8_t *q) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(i) : "v"(w), "m"(*(const any32 *)(const void *)q));
@@ -93,15 +97,16 @@ INL __m128i max_of_four(const vi *m) {
     return _mm_max_epi32(_mm256_castsi256_si128(d), _mm256_extracti128_si256(d, 1));
 }
 
-/* bw_q8_scale of four maxima */
+/* bw_act_scale of four maxima */
 INL void four_scales(__m128i bits, __m128 *d, __m128 *recip) {
     __mmask8 some = _mm_cmpge_epi32_mask(bits, _mm_set1_epi32(0x0d800000));
-    __m128 m = _mm_mask_blend_ps(some, _mm_set1_ps(1.0f), _mm_castsi128_ps(bits)), most = _mm_set1_ps(127.0f);
-    *d = _mm_maskz_div_ps(some, m, most);
-    *recip = _mm_maskz_div_ps(some, most, m);
+    __m128i v = _mm_castps_si128(_mm_mul_ps(_mm_castsi128_ps(bits), _mm_set1_ps(1.0f / 127.0f)));
+    v = _mm_maskz_and_epi32(some, _mm_add_epi32(v, _mm_set1_epi32(0xfffff)), _mm_set1_epi32((int)0xfff00000));
+    *d = _mm_castsi128_ps(v);
+    *recip = _mm_maskz_div_ps(some, _mm_set1_ps(1.0f), *d);
 }
 
-/* codes of two groups of 32; no clamp is needed: |x| * (127 / amax) stays below 127.5 */
+/* codes of two groups of 32; no clamp is needed: |x| / scale stays below 127.5 */
 INL vi codes_of(const float *x, const float *y, float rx, float ry) {
     const vi order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     vf r = v_setf(rx), s = v_setf(ry);
@@ -110,20 +115,20 @@ INL vi codes_of(const float *x, const float *y, float rx, float ry) {
     return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(a, b));
 }
 
-/* the second halves of two lines: d; the sums of the codes as floats; -128 times them */
+/* the second halves of two lines: d; d times the sums of the codes; MAGIC less 128 times the sums; -d * MAGIC_F */
 INL vi line_tails(vi codes, __m128 d, int first) {
     const vi take = _mm512_setr_epi32(0, 16, 0, 4, 16, 0, 4, 0, 0, 24, 8, 12, 24, 8, 12, 0);
     vi s = _mm512_dpbusd_epi32(v_zero(), v_set8(1), codes);
     s = v_add32(s, _mm512_shuffle_epi32(s, 0x4e));
     s = v_add32(s, _mm512_shuffle_epi32(s, 0xb1)); /* each quarter: the sum of a half group */
     vi v = _mm512_permutex2var_epi32(s, take, v_add32(s, _mm512_shuffle_i32x4(s, s, 0xb1)));
-    vf f = _mm512_maskz_cvtepi32_ps(0x0e0e, v);
-    vi scales = _mm512_setr_epi32(first, 0, 0, 0, 0, 0, 0, 0, first + 1, 0, 0, 0, 0, 0, 0, 0);
-    f = _mm512_mask_permutexvar_ps(f, 0x0101, scales, _mm512_castps128_ps512(d));
-    return _mm512_mask_sub_epi32(_mm512_castps_si512(f), 0x7070, v_zero(), v_sll(v, 7));
+    const vf ones = _mm512_setr_ps(1, 0, 0, 0, 0, 0, 0, -MAGIC_F, 1, 0, 0, 0, 0, 0, 0, -MAGIC_F);
+    vi scales = _mm512_mask_mov_epi32(v_set32(first), 0xff00, v_set32(first + 1));
+    vf f = v_mul(_mm512_mask_cvtepi32_ps(ones, 0x0e0e, v), _mm512_permutexvar_ps(scales, _mm512_castps128_ps512(d)));
+    return _mm512_mask_sub_epi32(_mm512_castps_si512(f), 0x7070, v_set32(MAGIC), v_sll(v, 7));
 }
 
-/* n = 4 or 1 groups; with an Inf or NaN among them 1 is returned and nothing written */
+/* n = 4 or 1 groups; with an Inf, a NaN or 2^100 and more among them 1 is returned and nothing written */
 INL int quant_groups(const float *x, int n, act_line *out, int64_t stride) {
     vi m[4], magnitude = v_set32(0x7fffffff);
     UNROLL for (int i = 0; i < 4; i++) {
@@ -131,7 +136,7 @@ INL int quant_groups(const float *x, int n, act_line *out, int64_t stride) {
         m[i] = _mm512_max_epi32(v_and(v_load(g), magnitude), v_and(v_load(g + 16), magnitude));
     }
     __m128i bits = max_of_four(m);
-    if (_mm_cmpge_epi32_mask(bits, _mm_set1_epi32(0x7f800000))) return 1;
+    if (_mm_cmpge_epi32_mask(bits, _mm_set1_epi32(BW_ACT_LIMIT))) return 1;
     __m128 d, rv;
     float recip[4];
     four_scales(bits, &d, &rv);

@@ -78,13 +78,17 @@ static const uint8_t pack_table_fp4[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 1
 /* bytes of one packed tile, a multiple of 64 */
 int64_t pack_tile_bytes(enum pack_kind k, int64_t cols);
 
-/* One group of one activation row: a cache line. n, n0, n1 = -128 * (sum of the codes, of the halves): adding them to a dot
- * product with codes + 128 takes the 128 back, and shifted right they serve every smaller power of two. */
+/* One group of one activation row: a cache line. Integer sums begin at MAGIC, the bits of the float 1.5 * 2^23: a sum I then reads as the float
+ * MAGIC_F + I, and fma(that, d, c) is d * I exactly, d having four significant bits. n, n0, n1 = MAGIC - 128 * (sum of the codes, of the halves):
+ * a dot product with codes + 128 that begins there has the 128 taken back; sum_start (linear_tmpl.h) makes the starts of smaller powers of two of it. */
 typedef struct act_line {
     int8_t q[GROUP];
-    float d, a, a0, a1; /* scale; sums of the codes as floats */
-    int32_t n, n0, n1, pad;
+    float d, a, a0, a1; /* scale; scale times the sum of the codes, of the halves, exact */
+    int32_t n, n0, n1;
+    float c;            /* -d * MAGIC_F, exact */
 } act_line;
+#define MAGIC 0x4b400000
+#define MAGIC_F 12582912.0f
 
 /* Rows lie in blocks of ACT_BLOCK (the last one smaller): [block][group][row in block], so a kernel walks one contiguous range */
 enum { ACT_BLOCK = 24 };
@@ -101,14 +105,15 @@ static inline float *act_float_at(const cpu_act *a, int r, int64_t *stride) {
     return (float *)a->mem + (int64_t)b * a->cols + (r - b);
 }
 
+/* what follows from d and the sums of the codes of the halves */
 static inline void act_line_sums(act_line *l, int32_t s0, int32_t s1) {
-    l->a0 = (float)s0;
-    l->a1 = (float)s1;
-    l->a = (float)(s0 + s1);
-    l->n0 = -128 * s0;
-    l->n1 = -128 * s1;
-    l->n = -128 * (s0 + s1);
-    l->pad = 0;
+    l->a0 = l->d * (float)s0;
+    l->a1 = l->d * (float)s1;
+    l->a = l->d * (float)(s0 + s1);
+    l->n0 = MAGIC - 128 * s0;
+    l->n1 = MAGIC - 128 * s1;
+    l->n = MAGIC - 128 * (s0 + s1);
+    l->c = -l->d * MAGIC_F;
 }
 
 /* Groups [g0, g0 + n) of the raw rows of tile t -> codes [n][8 words][16 rows][4], each plus `zero` (0 or 128), and scales [n][..][16]:
@@ -119,7 +124,7 @@ void linear_raw_floats(const cpu_mat *m, int64_t t, int64_t c0, int64_t n, float
 
 typedef void linear_fn(const cpu_mat *m, const cpu_act *a, int r0, int r1, float *y, int64_t ldy, int64_t t0, int64_t t1,
                        const cpu_epi *e, void *work);
-/* one row of groups -> lines at the given stride; -1 if a value is Inf or NaN */
+/* one row of groups -> lines at the given stride; -1 if a value is Inf, NaN or 2^100 and more */
 typedef int quant_fn(const float *x, int64_t groups, act_line *out, int64_t stride);
 
 linear_fn linear_portable, linear_avx2, linear_avxvnni, linear_avx512;

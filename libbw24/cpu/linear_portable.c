@@ -92,15 +92,13 @@ static void segment(enum bw_form form, const int8_t *codes, const float *scales,
             for (int r = 0; r < CPU_TILE; r++) sum[e >> 4][r] += codes[64 * (e >> 2) + 4 * r + (e & 3)] * l->q[e];
         for (int r = 0; r < CPU_TILE; r++) {
             const float *s = scales + r;
-            float t;
             if (form == BW_S1 || form == BW_S1M) {
-                t = s[0] * (float)(sum[0][r] + sum[1][r]);
-                if (form == BW_S1M) t = fmaf(s[16], l->a, t);
+                p[r] = fmaf(s[0], l->d * (float)(sum[0][r] + sum[1][r]), p[r]);
+                if (form == BW_S1M) p[r] = fmaf(s[16], l->a, p[r]);
             } else {
-                t = fmaf(s[16], (float)sum[1][r], s[0] * (float)sum[0][r]);
-                if (form == BW_S2M) t = fmaf(s[48], l->a1, fmaf(s[32], l->a0, t));
+                p[r] = fmaf(s[16], l->d * (float)sum[1][r], fmaf(s[0], l->d * (float)sum[0][r], p[r]));
+                if (form == BW_S2M) p[r] = fmaf(s[48], l->a1, fmaf(s[32], l->a0, p[r]));
             }
-            p[r] = fmaf(l->d, t, p[r]);
         }
     }
     for (int r = 0; r < CPU_TILE; r++) acc[r] = acc[r] + p[r];

@@ -168,19 +168,19 @@ INL vi dot_one(vi i, const vi *w, const int8_t *q, int n, int top) {
 
 INL int two_sums(int form) { return form == BW_S2 || form == BW_S2M; }
 
-/* start of an integer sum: what takes the codes' offset back */
+/* start of an integer sum: MAGIC, and what takes the codes' offset back */
 INL vi sum_start(const int32_t *n128, int shift) {
-    if (shift < 0) return v_zero();
-    return shift == 7 ? v_bcast(n128) : v_sra(v_bcast(n128), 7 - shift);
+    if (shift < 0) return v_set32(MAGIC);
+    return shift == 7 ? v_bcast(n128) : v_add32(v_sra(v_bcast(n128), 7 - shift), v_set32(MAGIC - (MAGIC >> (7 - shift))));
 }
 
-/* p = fma(d, t, p) of one group */
+/* p after one group; the sums began at MAGIC, so that v_scale_at gives scale times sum exactly */
 INL vf fold(int form, vf p, vi i0, vi i1, const vf *sm, const act_line *l) {
-    vf t = v_mul(sm[0], v_float(i0));
-    if (form == BW_S1M) t = v_fma_at(sm[1], &l->a, t);
-    if (two_sums(form)) t = v_fma(sm[1], v_float(i1), t);
-    if (form == BW_S2M) t = v_fma_at(sm[3], &l->a1, v_fma_at(sm[2], &l->a0, t));
-    return v_fma_at(t, &l->d, p);
+    p = v_fma(sm[0], v_scale_at(v_asf(i0), &l->d, &l->c), p);
+    if (form == BW_S1M) p = v_fma_at(sm[1], &l->a, p);
+    if (two_sums(form)) p = v_fma(sm[1], v_scale_at(v_asf(i1), &l->d, &l->c), p);
+    if (form == BW_S2M) p = v_fma_at(sm[3], &l->a1, v_fma_at(sm[2], &l->a0, p));
+    return p;
 }
 
 /* 1 .. GEMV_ROWS activation rows: weights go from the packed tile through registers, memory is read once. acc = [nr][16].

@@ -57,6 +57,8 @@ INL vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INL vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 /* c + a * b[0] */
 INL vf v_fma_at(vf a, const float *b, vf c) { return _mm256_fmadd_ps(a, _mm256_broadcast_ss(b), c); }
+/* v * b[0] + c[0] */
+INL vf v_scale_at(vf v, const float *b, const float *c) { return _mm256_fmadd_ps(v, _mm256_broadcast_ss(b), _mm256_broadcast_ss(c)); }
 INL vf v_rint(vf v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 /* +0 where x < bound, else y */
 INL vf v_zero_below(vf x, vf bound, vf y) { return _mm256_and_ps(_mm256_cmp_ps(x, bound, _CMP_NLT_UQ), y); }

@@ -26,11 +26,11 @@ int quant_portable(const float *x, int64_t groups, act_line *out, int64_t stride
             v.u &= 0x7fffffffu;
             if (v.u > top) top = v.u;
         }
-        int bad = top >= 0x7f800000u;
+        int bad = top >= BW_ACT_LIMIT;
         float recip;
-        bw_q8_scale(bad ? 0 : top, &out->d, &recip);
+        bw_act_scale(bad ? 0 : top, &out->d, &recip);
         for (int i = 0; i < GROUP; i++) {
-            out->q[i] = bad ? 0 : (int8_t)bw_q8_code(x[i], recip);
+            out->q[i] = bad ? 0 : (int8_t)bw_act_code(x[i], recip);
             sum[i >> 4] += out->q[i];
         }
         act_line_sums(out, sum[0], sum[1]);
