@@ -378,14 +378,21 @@ def fma(a: np.float32, b: np.float32 | int, c: np.float32) -> np.float32:
     return to_f32(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)))
 
 
-def group_value(form: str, s: np.ndarray, m: np.ndarray, dots: list[int], sums: list[int]) -> np.float32:
-    """t of docs/numerics.md section 2."""
-    if form == "S1":
-        return s[0] * np.float32(sum(dots))
-    if form == "S1M":
-        return fma(m[0], sum(sums), s[0] * np.float32(sum(dots)))
-    t = fma(s[1], dots[1], s[0] * np.float32(dots[0]))
-    return t if form == "S2" else fma(m[1], sums[1], fma(m[0], sums[0], t))
+def exact(d: np.float32, n: int) -> np.float32:
+    """d * n, which must be a float."""
+    product = Fraction(float(d)) * n
+    assert Fraction(float(np.float32(float(product)))) == product
+    return np.float32(float(product))
+
+
+def add_group(form: str, s: np.ndarray, m: np.ndarray, d: np.float32, dots: list[int], sums: list[int], p: np.float32) -> np.float32:
+    """p after a group by docs/numerics.md section 2."""
+    if form in ("S1", "S1M"):
+        p = fma(s[0], exact(d, sum(dots)), p)
+        return p if form == "S1" else fma(m[0], exact(d, sum(sums)), p)
+    for scale, n in [(s[0], dots[0]), (s[1], dots[1]), *([(m[0], sums[0]), (m[1], sums[1])] if form == "S2M" else [])]:
+        p = fma(scale, exact(d, n), p)
+    return p
 
 
 @pytest.mark.parametrize("name", QUANTISED)
@@ -403,7 +410,7 @@ def test_dot_is_the_numeric_program(lib, name):
         for first in range(0, cols // 32, 8):
             p = np.float32(0)
             for g in range(first, min(first + 8, cols // 32)):
-                p = fma(d[g], group_value(FORM[name], s[g], m[g], prod[g].tolist(), total[g].tolist()), p)
+                p = add_group(FORM[name], s[g], m[g], d[g], prod[g].tolist(), total[g].tolist(), p)
             y = y + p
         assert lib.dot(name, raw, a, d).view(np.uint32) == y.view(np.uint32)
 
@@ -440,22 +447,39 @@ def test_activation_rows(lib):
     rng = np.random.default_rng(15)
     x = (rng.standard_normal((64, 32)) * np.exp2(rng.integers(-90, 90, (64, 1)))).astype(np.float32)
     x[0], x[1], x[2] = 0, np.float32(2.0**-101), np.float32(2.0**-100)
-    x[3] = np.float32(3.4e38) * rng.choice([-1, 1], 32)
-    x[4] = np.arange(-16, 16) / 2 / 8 * 127  # amax 127: half-integer ties
+    x[3] = np.nextafter(np.float32(2.0**100), np.float32(0)) * rng.choice([-1, 1], 32)
+    x[4] = np.arange(-16, 16) / 2 * 7  # amax 127, scale 1: half-integer ties
     x[4, 0] = -127
     status, q, d = lib.quant_row(x.reshape(-1))
     amax = np.abs(x).max(1)
-    with np.errstate(all="ignore"):
-        r = np.float32(127) / amax
-        want = np.clip(np.rint(x * r[:, None]), -127, 127)
     tiny = amax < np.float32(2.0**-100)
     assert status == 0 and tiny.tolist()[:3] == [True, True, False]
-    np.testing.assert_array_equal(d, np.where(tiny, np.float32(0), amax / np.float32(127)))
-    np.testing.assert_array_equal(q.reshape(-1, 32), np.where(tiny[:, None], 0, want))
+    share = np.where(tiny, np.float32(1), amax) * np.float32(1 / 127)
+    want = np.where(tiny, np.float32(0), ((share.view(np.uint32) + np.uint32(0xFFFFF)) & np.uint32(0xFFF00000)).view(np.float32))
+    np.testing.assert_array_equal(d, want)
+    assert d[4] == 1
+    np.testing.assert_array_equal(np.ldexp(np.frexp(d)[0], 4) % 1, 0)  # four significant bits
+    assert (d[~tiny] >= share[~tiny]).all() and (d[~tiny] <= share[~tiny] * 1.125).all()
+    codes = np.where(tiny[:, None], 0, np.rint(x * (np.float32(1) / np.where(tiny, np.float32(1), want))[:, None]))
+    np.testing.assert_array_equal(q.reshape(-1, 32), codes)
+    assert np.abs(codes).max() == 127
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_activation_rows_that_are_not_finite(lib, bad):
+def test_every_scale_has_room_for_its_codes(lib):
+    """Largest magnitudes over one octave, scales of every mantissa and the floats about their steps: no code passes 127."""
+    steps = np.float32(127) * np.float32(2.0**-7) * (1 + np.arange(8) / 8).astype(np.float32)
+    bits = (steps.view(np.int32)[:, None] + np.arange(-4000, 4001)).reshape(-1)
+    amax = np.concatenate([bits.astype(np.int32).view(np.float32), np.geomspace(1, 2, 50_001).astype(np.float32)])
+    x = np.zeros((len(amax), 32), np.float32)
+    x[:, 7] = -amax
+    status, q, d = lib.quant_row(x.reshape(-1))
+    codes = q.reshape(-1, 32)[:, 7].astype(int)
+    assert status == 0 and codes.min() == -127 and codes.max() <= -112
+    assert (np.abs(codes * d.astype(np.float64) + amax) <= 0.5001 * d).all() and len(np.unique(np.frexp(d)[0])) == 8
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 2.0**100, -(2.0**100)])
+def test_activation_rows_that_have_no_scale(lib, bad):
     x = np.ones(96, np.float32)
     x[70] = bad
     assert lib.quant_row(x)[0] != 0

@@ -228,11 +228,13 @@ static void run_quant_faults(void) {
         cpu_act a;
         void *mem = alloc64(cpu_act_bytes(1, 96, 0));
         cpu_act_init(&a, mem, 1, 96, 0);
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < 6; k++) {
             for (int i = 0; i < 96; i++) x[i] = unit();
             if (k == 1) x[70] = INFINITY;
             if (k == 2) x[3] = NAN;
             if (k == 3) x[95] = -INFINITY;
+            if (k == 4) x[40] = -0x1p100f;
+            if (k == 5) x[0] = 0x1p100f;
             checks++;
             if (cpu_act_fill((enum cpu_isa)isa, &a, x, 96, 0, 1) != (k ? -1 : 0)) {
                 failures++;

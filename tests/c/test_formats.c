@@ -174,6 +174,10 @@ static void test_dot(const bw_type_info *t) {
     CHECK(ref_quant_row(x, COLS, q, scale) != 0, "Inf accepted");
     x[40] = NAN;
     CHECK(ref_quant_row(x, COLS, q, scale) != 0, "NaN accepted");
+    x[40] = -0x1p100f;
+    CHECK(ref_quant_row(x, COLS, q, scale) != 0, "2^100 accepted");
+    x[40] = -0x1.fffffep99f;
+    CHECK(ref_quant_row(x, COLS, q, scale) == 0 && q[40] == -114, "the value below 2^100 refused or not -114 of 1.125 * 2^93");
 }
 
 int main(void) {
