@@ -1,6 +1,7 @@
 """What the shipped demo model writes, recorded for its tests: texts of its replies and how many drafts were accepted at each position.
 
     python scripts/demo_goldens.py CHECKPOINT FILE.gguf OUT.json        # needs torch and safetensors
+    python scripts/demo_goldens.py - FILE.gguf OUT.json                 # keeps OUT's ids of the checkpoint: after a changed order of operations
 
 For each prompt: its ids, the likeliest token after each of them by the checkpoint in float32 (torch), the greedy reply of the file by the engine, and
 the counts of rounds of three drafts.
@@ -10,12 +11,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import torch
-
-import demo_model
 from bw24.engine import Engine
 from bw24.generate import Generation
 from bw24.sampling import SamplingParams
@@ -36,15 +35,41 @@ PROMPTS = {
 }
 
 
-def main() -> None:
-    checkpoint, file, out = map(Path, sys.argv[1:])
+def checkpoint_ids(checkpoint: Path) -> Callable[[str, list[int]], list[int]]:
+    """The likeliest token after each of a prompt's by the checkpoint in float32."""
+    import torch
+
+    import demo_model
+
     model = demo_model.load(checkpoint)
+
+    def likeliest(kind: str, ids: list[int]) -> list[int]:
+        with torch.no_grad():
+            return model.logits(model.hidden(torch.tensor([ids]))[1])[0].argmax(-1).tolist()
+
+    return likeliest
+
+
+def kept_ids(out: Path) -> Callable[[str, list[int]], list[int]]:
+    """The same as OUT has it; a prompt that is not there with these ids is an error."""
+    rows = {row["kind"]: row for row in json.loads(out.read_text(encoding="utf-8"))}
+
+    def likeliest(kind: str, ids: list[int]) -> list[int]:
+        if kind not in rows or rows[kind]["ids"] != ids:
+            sys.exit(f"{out}: prompt '{kind}' is not there with {len(ids)} ids of this file; name the checkpoint")
+        return rows[kind]["likeliest"]
+
+    return likeliest
+
+
+def main() -> None:
+    checkpoint, file, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    likeliest_of = kept_ids(out) if checkpoint == "-" else checkpoint_ids(Path(checkpoint))
     found = []
     with open_model(file) as opened, Engine(opened, device="cpu", draft=True) as engine:
         for kind, text in PROMPTS.items():
             ids = opened.tokenizer.encode(text, parse_special=True)
-            with torch.no_grad():
-                likeliest = model.logits(model.hidden(torch.tensor([ids]))[1])[0].argmax(-1).tolist()
+            likeliest = likeliest_of(kind, ids)
             with closing(Drafted(engine, DRAFTS, SamplingParams(), len(ids) + TOKENS)) as seq:
                 made = Generation(seq, opened.tokenizer, ids, seq.prefill(ids, DRAFTS)[-1], SamplingParams(), ctx=engine.ctx, limit=TOKENS,
                                   stop_ids=opened.tokenizer.eog_ids)
