@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What int8 activations cost: KL divergence of every next-token distribution, and rms of the logits, from those with float activations (backend ref,
-float_activations), both with an f32 cache. One JSON line a model; judges nothing. The bits are the same on every backend; BW24_LIBRARY measures
-another library, --scales says in the line what it does."""
+"""What int8 activations cost: KL divergence of every next-token distribution, and rms of the logits, from those with float activations
+(backend ref, float_activations), both with an f32 cache. One JSON line a model; judges nothing. Bits are the same on every backend;
+BW24_LIBRARY measures another library, --scales says in the line what that one does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kv_table import log_softmax  # noqa: E402
 
 
 def cost(exact: Engine, rounded: Engine, ids: list[int], window: int, bos: int | None) -> dict[str, float]:
-    """NLL and KL a token, standard error of KL, share of equal likeliest tokens, rms of the logits, over independent pieces of `window` tokens."""
+    """NLL and KL a token, KL's standard error, share of equal likeliest tokens, rms of the logits, over independent pieces of `window` tokens."""
     nll, base_nll, kl, square, same = [], [], [], [], []
     for at in range(0, len(ids) - 1, window):
         piece = ([] if bos is None else [bos]) + ids[at : at + window]
@@ -60,8 +60,8 @@ def main(argv: list[str] | None = None) -> int:
             found = cost(exact, rounded, ids, args.window, model.tokenizer.bos_id if model.tokenizer.adds_bos else None)
             line = {"what": "activations", "file": Path(path).name, "scales": args.scales, "text": Path(args.text).name,
                     "text_sha256": hashlib.sha256(text.encode()).hexdigest()[:16], "tokens": len(ids), "window": args.window,
-                    **{k: round(v, 6) for k, v in found.items()}, "against": "float activations (backend ref, float_activations), f32 cache", "weights": "real weights",
-                    "revision": abi.version()}
+                    **{k: round(v, 6) for k, v in found.items()}, "against": "float activations (backend ref, float_activations), f32 cache",
+                    "weights": "real weights", "revision": abi.version()}
             print(json.dumps(line), flush=True)
             if args.output:
                 records.append(args.output, line)
