@@ -120,7 +120,7 @@ const check_generator bw_check_rows = {rows_count, rows_make};
 /* ---- LINEAR: shapes x types, then more cases a type */
 typedef struct shape { int rows, cols; } shape;
 static const shape shapes[] = {{33, 32}, {31, 64}, {1, 256}, {31, 576}, {33, 640}, {33, 1536}, {1, 5120}, {31, 5120}, {33, 17408}};
-enum { EXTRA = 8 }; /* raw layout; residual, scale and bias; NORM with SiLU GLU; two types with GELU GLU; Inf; NaN; the second and third with many outputs */
+enum { EXTRA = 8 }; /* raw layout; residual, scale and bias; NORM with SiLU GLU; two types with GELU GLU; Inf or 2^100; NaN; the second and third with many outputs */
 enum { MANY_OUTS = 5100, MANY_PAIRS = 8700 }; /* 320 tiles of 16 and 272 pairs of 32: shared out unevenly among some 130 multiprocessors */
 
 static int make_linear(check_case *c, const bw_type_info *t, shape s) {
@@ -158,13 +158,15 @@ static int make_glu(check_case *c, const bw_type_info *gate, const bw_type_info 
     return check_end(c, "a", rows);
 }
 
-static int make_fault(check_case *c, const bw_type_info *t, bool inf) {
-    check_name(c, "LINEAR %s must report %s", t->name, inf ? "Inf" : "NaN");
+/* high: -Inf, or the least magnitude that a quantised row may not have */
+static int make_fault(check_case *c, const bw_type_info *t, bool high) {
+    float top = t->form == BW_FLOAT ? INFINITY : 0x1p100f;
+    check_name(c, "LINEAR %s must report %s", t->name, !high ? "NaN" : t->form == BW_FLOAT ? "Inf" : "2^100");
     float *x = check_input(c, "x", 512);
     if (!x || !tensor(c, "w", t->name, 512, 17, 1.0f, 1.0f)) return memory();
     for (int r = 0; r < CHECK_TOKENS; r++)
         for (int i = 0; i < 512; i++) x[r * 512 + i] = 1.0f;
-    x[20 * 512 + 137] = inf ? -INFINITY : NAN;
+    x[20 * 512 + 137] = high ? -top : NAN;
     BW_TRY(check_line(c, "BUF y 17"));
     BW_TRY(check_line(c, "LINEAR y=y x=x w=w"));
     steps(c, 33, 0, 0);

@@ -456,7 +456,7 @@ static int verdict(const fwd *f) {
     if (atomic_load(&f->s->memory_fault)) return bw_fail(BW24_E_MEMORY, "out of memory for a table of KV pages");
     if (!fault) return 0;
     bw_op_label(f->l, fault - 1, label, sizeof label);
-    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
+    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond 2^100 or the KV format's range)", label);
 }
 
 int cpu_forward(bw24_model *m, bw_list *l, const bw_batch *b, float *logits) {

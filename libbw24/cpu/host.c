@@ -265,7 +265,7 @@ int bw_host_work(bw_host *h, const bw_list *l, int op) {
     if (!atomic_load(&s->fault)) return 0;
     char label[256];
     bw_op_label(l, op, label, sizeof label);
-    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
+    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond 2^100 or the KV format's range)", label);
 }
 
 int bw_host_warm(bw_host *h, int layer, const int *experts, int n) { return cpu_warm(&h->model, layer, experts, n); }

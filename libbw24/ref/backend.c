@@ -240,7 +240,7 @@ static int do_whole(const ref_run *r, const bw_op *op, const bw_rowset *rows) {
 static int numeric_fault(const bw_list *l, int op) {
     char label[256];
     bw_op_label(l, op, label, sizeof label);
-    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
+    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond 2^100 or the KV format's range)", label);
 }
 
 static int check_logits(const ref_run *r) {

@@ -19,7 +19,7 @@ typedef struct ref_matrix {
 typedef struct ref_expert { ref_matrix gate, up, down; } ref_expert;
 
 /* scratch: aq [widest], ad [widest / 32], h [gate.rows + up.rows + down.rows]; floats: activations stay f32 for quantised weights too.
- * y[j] = fma(w, d[j], y[j]) with d = down(act(gate x) * up x). -1 on Inf or NaN at a quantisation, else 0 */
+ * y[j] = fma(w, d[j], y[j]) with d = down(act(gate x) * up x). -1 on Inf, NaN or 2^100 and more at a quantisation, else 0 */
 int ref_expert_add(const ref_expert *e, const float *x, float w, enum bw_act act, int floats, int8_t *aq, float *ad, float *h, float *y);
 
 #endif
