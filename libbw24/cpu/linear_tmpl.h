@@ -168,17 +168,25 @@ INL vi dot_one(vi i, const vi *w, const int8_t *q, int n, int top) {
 
 INL int two_sums(int form) { return form == BW_S2 || form == BW_S2M; }
 
-/* start of an integer sum: MAGIC, and what takes the codes' offset back */
+/* Where sums of pairs are added to an integer sum anyway, it begins at 0 and is converted; a sum of dot products begins at MAGIC (linear_impl.h). */
+enum { SUM_ZERO = V_SIGNED ? 0 : MAGIC };
+
+/* start of an integer sum: SUM_ZERO, and what takes the codes' offset back */
 INL vi sum_start(const int32_t *n128, int shift) {
-    if (shift < 0) return v_set32(MAGIC);
-    return shift == 7 ? v_bcast(n128) : v_add32(v_sra(v_bcast(n128), 7 - shift), v_set32(MAGIC - (MAGIC >> (7 - shift))));
+    if (shift < 0) return v_set32(SUM_ZERO);
+    return shift == 7 && SUM_ZERO ? v_bcast(n128) : v_add32(v_sra(v_bcast(n128), 7 - shift), v_set32(SUM_ZERO - (MAGIC >> (7 - shift))));
 }
 
-/* p after one group; the sums began at MAGIC, so that v_scale_at gives scale times sum exactly */
+/* scale times sum, exactly */
+INL vf scaled(vi sum, const act_line *l) {
+    return SUM_ZERO ? v_scale_at(v_asf(sum), &l->d, &l->c) : v_mul(v_float(sum), v_bcastf(&l->d));
+}
+
+/* p after one group */
 INL vf fold(int form, vf p, vi i0, vi i1, const vf *sm, const act_line *l) {
-    p = v_fma(sm[0], v_scale_at(v_asf(i0), &l->d, &l->c), p);
+    p = v_fma(sm[0], scaled(i0, l), p);
     if (form == BW_S1M) p = v_fma_at(sm[1], &l->a, p);
-    if (two_sums(form)) p = v_fma(sm[1], v_scale_at(v_asf(i1), &l->d, &l->c), p);
+    if (two_sums(form)) p = v_fma(sm[1], scaled(i1, l), p);
     if (form == BW_S2M) p = v_fma_at(sm[3], &l->a1, v_fma_at(sm[2], &l->a0, p));
     return p;
 }
