@@ -171,10 +171,10 @@ template <Form F> __device__ __forceinline__ void group_fold(const float *f, con
         for (int k = 0; k < 8; k++) {
             const int n = 2 * j + (k >> 2), i = k & 3, r = i >> 1, c = (k >> 2) * 2 + (i & 1);
             const float dc = c == 0 ? d.x : c == 1 ? d.y : c == 2 ? d.z : d.w, zc = c == 0 ? z.x : c == 1 ? z.y : c == 2 ? z.z : z.w;
-            float v = s[r].x * t[n][i];
+            float v = fmaf(s[r].x, dc * t[n][i], p[n][i]);
             if (F == FORM_S1M) v = fmaf(s[r].y, zc, v);
-            if (F == FORM_S2) v = fmaf(s[r].y, u[n][i], v);
-            p[n][i] = fmaf(dc, v, p[n][i]);
+            if (F == FORM_S2) v = fmaf(s[r].y, dc * u[n][i], v);
+            p[n][i] = v;
         }
     }
 }
