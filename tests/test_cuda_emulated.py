@@ -52,8 +52,7 @@ def emulated(name: str) -> str:
     text = (CU / f"{name}.cuh").read_text(encoding="utf-8").replace('"../canon.h"', f'"{ROOT / "libbw24" / "canon.h"}"')
     text = text.replace("extern __shared__ __align__(16) uint8_t raw[];", "uint8_t *raw = emu::shared;")
     if name == "device":
-        text = re.sub(r'asm volatile\("cp\.async\.cg[^\n]*', "memcpy(dst, src, 16);", text)
-        text = re.sub(r'asm volatile\("cp\.async\.ca[^\n]*', "memcpy(dst, src, 4);", text)
+        text = re.sub(r'asm volatile\("cp\.async\.c[ag]\.[^\n]*,(\d+);"[^\n]*', r"memcpy(dst, src, \1);", text)
         text = re.sub(r'#if __CUDA_ARCH__ >= 900\n *asm volatile\("griddepcontrol\.wait[^\n]*\n#endif', "if (emu::at_wait) emu::at_wait();", text)
     elif name == "unit":
         text = re.sub(r'uint32_t v;\n    asm\("prmt.*?return v;', "return emu::prmt(a, b, sel);", text, flags=re.S)

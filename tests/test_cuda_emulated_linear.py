@@ -16,6 +16,19 @@ inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, ui
     uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
     emu::mma_s8(c, a, b, UNSIGNED);
 }
+inline void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
+    uint32_t a[4] = {a0, a1, 0, 0}, b[2] = {b0, 0};
+    emu::mma_s8(c, a, b);
+}
+template <bool UNSIGNED = false>
+inline void mma32_to(bool first, int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    if (first) c[0] = c[1] = c[2] = c[3] = MAGIC;
+    mma32<UNSIGNED>(c, a0, a1, a2, a3, b0, b1);
+}
+inline void mma16_to(bool first, int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
+    if (first) c[0] = c[1] = c[2] = c[3] = MAGIC;
+    mma16(c, a0, a1, b0);
+}
 """
 
 
@@ -38,8 +51,13 @@ def source(name: str) -> str:
         return re.sub(r'uint(\d) v;\n    asm volatile\("ld\.global.*?return v;', r"return *(const uint\1 *)p;", text, flags=re.S)
     if name == "op_linear":
         barriers = BARRIERS[: BARRIERS.index("inline void mma32")]
-        parts = text.index("/* the part that tile block tb belongs to"), text.index("/* x / n, rounded down")
-        text = text[: text.index("/* ---- mbarriers and bulk copies")] + barriers + PRODUCTS + text[slice(*parts)] + END
+        parts = [
+            ("/* p with a group folded in", "/* Activations of one segment for R row slots"),
+            ("/* the products of values below zero", "/* the integers of a group of a unit"),
+            ("/* the part that tile block tb belongs to", "/* x / n, rounded down"),
+        ]
+        kept = "".join(text[text.index(begin) : text.index(end)] for begin, end in parts)
+        text = text[: text.index("/* ---- mbarriers and bulk copies")] + barriers + PRODUCTS + kept + END
     return without_ptx(text)
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from test_cuda_emulated import BARRIERS, CU, between, compiled, emulated
-from test_cuda_emulated_linear import without_ptx
-from test_cuda_emulated_moe import PRODUCTS
-from test_cuda_emulated_moe import source as mixture_source
+from test_cuda_emulated_linear import PRODUCTS, source, without_ptx
 
 FIRST = """template <bool UNSIGNED = false>
 inline void mma32_first(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -39,7 +37,7 @@ def linear_source() -> str:
 def program(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("emulated_linear")
     (folder / "device.cuh").write_text(emulated("device"), encoding="utf-8")
-    (folder / "unit.cuh").write_text(mixture_source("unit"), encoding="utf-8")
+    (folder / "unit.cuh").write_text(source("unit"), encoding="utf-8")
     (folder / "op_linear.cuh").write_text(linear_source(), encoding="utf-8")
     (folder / "op_linear_stream.cuh").write_text(without_ptx(emulated("op_linear_stream")), encoding="utf-8")
     return compiled(folder, "linear_few")

@@ -3,32 +3,17 @@ after them and the router give the bits of plain loops."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from test_cuda_emulated import BARRIERS, CU, END, ROOT, between, compiled, emulated
+from test_cuda_emulated import ROOT, between, compiled, emulated
+from test_cuda_emulated_linear import source as linear_source
 from test_cuda_emulated_linear import without_ptx
 
 SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_linear_one", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm",
            "op_router", "bf16", "op_gemm_wgmma", "op_gemm_groups", "op_gemm_fast")
-PRODUCTS = """template <bool UNSIGNED = false>
-inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
-    emu::mma_s8(c, a, b, UNSIGNED);
-}
-inline void mma16(int *c, uint32_t a0, uint32_t a1, uint32_t b0) {
-    uint32_t a[4] = {a0, a1, 0, 0}, b[2] = {b0, 0};
-    emu::mma_s8(c, a, b);
-}
-template <bool UNSIGNED = false>
-inline void mma32_to(bool first, int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    if (first) c[0] = c[1] = c[2] = c[3] = MAGIC;
-    mma32<UNSIGNED>(c, a0, a1, a2, a3, b0, b1);
-}
-"""
 
 # products of a warp group: each warp has its 16 of the 64 outputs, the rows come from shared memory by the place that wg_rows gives
 WARP_GROUPS = """inline uint64_t wg_rows(const uint8_t *tile, int at) { return (uint64_t)tile + at; }
@@ -44,7 +29,6 @@ inline uint32_t halves_less(uint32_t v, uint32_t zero) { return emu::halves_less
 """
 
 
-
 def source(name: str) -> str:
     """A source with its PTX replaced; of op_linear what EXPERTS uses."""
     if name not in ("unit", "op_linear"):
@@ -55,15 +39,7 @@ def source(name: str) -> str:
         if name == "op_gemm_groups":
             text = between(text, "/* d [64 outputs][64 rows]", "__device__ __forceinline__ uint32_t signed_pair", WARP_GROUPS_F16)
         return text.replace('"../route.h"', f'"{ROOT / "libbw24" / "route.h"}"')
-    text = (CU / f"{name}.cuh").read_text(encoding="utf-8")
-    if name == "unit":
-        text = re.sub(r'uint32_t v;\n    asm\("prmt.*?return v;', "return emu::prmt(a, b, sel);", text, flags=re.S)
-        text = re.sub(r'uint32_t v;\n    asm\("dp2a.*?return v;', "return w >> 16;", text, flags=re.S)
-        return re.sub(r'uint(\d) v;\n    asm volatile\("ld\.global.*?return v;', r"return *(const uint\1 *)p;", text, flags=re.S)
-    values = text.index("/* the group value t from accumulators"), text.index("/* Activations of one segment for R row slots")
-    store = text.index("/* the part that tile block tb belongs to"), text.index("/* x / n, rounded down")
-    barriers = BARRIERS[: BARRIERS.index("inline void mma32")]
-    return text[: text.index("/* ---- mbarriers and bulk copies")] + barriers + PRODUCTS + text[slice(*values)] + text[slice(*store)] + END
+    return linear_source(name)
 
 
 @pytest.fixture(scope="module")

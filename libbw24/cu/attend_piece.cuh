@@ -35,7 +35,7 @@ template <int K, int V, int D, int NQ, int T, bool SPLIT_> struct alignas(16) At
     float wide[DECODED_V ? PIECE : 1][CH];
     float q[INT_K ? 1 : NQ][D + 4];
     int8_t code[INT_K ? NQ : 1][D + 32];          /* words in the order 0 4 1 5 .. */
-    float delta[D / 32][NQ];
+    float delta[D / 32][INT_K ? 2 * NQ : NQ];     /* put_scale's twos */
     float p[PIECE][NQ + 4];
     int row[NQ], head[NQ], lo[NQ], hi[NQ];        /* of each query: row of the step, head, visible keys (none: 0, 0) */
     int from[NQ], to[NQ];                         /* its visible keys of the piece in hand */
@@ -157,7 +157,7 @@ template <class S> __device__ __forceinline__ bool load_queries(const AttendArgs
         }
         for (int k = threadIdx.x; k < NQ * D / 32; k += S::THREADS) {
             int q = k % NQ, g = k / NQ;
-            sh.delta[g][q] = __ldcg(a.xq.delta + (size_t)(sh.head[q] * (D / 32) + g) * a.xq.ld + sh.row[q]);
+            put_scale(sh.delta[g], q, __ldcg(a.xq.delta + (size_t)(sh.head[q] * (D / 32) + g) * a.xq.ld + sh.row[q]));
         }
     } else {
 #pragma unroll 4
@@ -206,18 +206,19 @@ template <class S, int NT> __device__ __forceinline__ void score_tiles(S &sh, fl
 #pragma unroll
             for (int i = 0; i < NT * 4; i++) { (&y[0][0])[i] = (&y[0][0])[i] + (&p[0][0])[i]; (&p[0][0])[i] = 0.0f; }
         uint2 k0 = *(const uint2 *)(sh.k + r0 * S::K_PITCH + g * 32 + tig * 8), k1 = *(const uint2 *)(sh.k + r1 * S::K_PITCH + g * 32 + tig * 8);
-        float s0 = half_of(kd[r0 * groups + g], 0), s1 = half_of(kd[r1 * groups + g], 0), n0 = s0 * -MAGIC_F, n1 = s1 * -MAGIC_F;
+        float s0 = half_of(kd[r0 * groups + g], 0), s1 = half_of(kd[r1 * groups + g], 0);
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             const int q0 = (t * STEP + (warp >> 2)) * 8;
             uint2 b = *(const uint2 *)(sh.code[q0 + gid] + g * 32 + tig * 8);
-            float2 d = *(const float2 *)&sh.delta[g][q0 + 2 * tig];
+            const float4 d = *(const float4 *)&sh.delta[g][2 * q0 + 4 * tig];
+            const GroupScale d0(d.x, d.z), d1(d.y, d.w);
             int m[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
             mma32(m, k0.x, k1.x, k0.y, k1.y, b.x, b.y);
-            p[t][0] = fmaf(d.x, fmaf(s0, __int_as_float(m[0]), n0), p[t][0]);
-            p[t][1] = fmaf(d.y, fmaf(s0, __int_as_float(m[1]), n0), p[t][1]);
-            p[t][2] = fmaf(d.x, fmaf(s1, __int_as_float(m[2]), n1), p[t][2]);
-            p[t][3] = fmaf(d.y, fmaf(s1, __int_as_float(m[3]), n1), p[t][3]);
+            p[t][0] = fmaf(s0, d0.of(m[0]), p[t][0]);
+            p[t][1] = fmaf(s0, d1.of(m[1]), p[t][1]);
+            p[t][2] = fmaf(s1, d0.of(m[2]), p[t][2]);
+            p[t][3] = fmaf(s1, d1.of(m[3]), p[t][3]);
         }
     }
 #pragma unroll

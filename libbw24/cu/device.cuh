@@ -15,7 +15,7 @@ enum { MAX_CLASS = 4, NO_FAULT = 0x7fffffff };
 struct Acts {
     int8_t *q;    /* [ld][cols] */
     float *delta; /* [cols / 32][ld] */
-    float *sum;   /* [cols / 32][ld], exact float of the sum of codes */
+    float *sum;   /* [cols / 32][ld], scale times the sum of codes, exact */
     float *low;   /* [cols / 32][ld], the same of the first 16 codes */
     int ld;       /* rows rounded up to 8, 32 or a multiple of 128 */
     int cols;
@@ -46,6 +46,9 @@ __device__ __forceinline__ void pdl_wait() {
 __device__ __forceinline__ void cp16(void *dst, const void *src) {
     asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"((uint32_t)__cvta_generic_to_shared(dst)), "l"(src));
 }
+__device__ __forceinline__ void cp8(void *dst, const void *src) {
+    asm volatile("cp.async.ca.shared.global [%0],[%1],8;" ::"r"((uint32_t)__cvta_generic_to_shared(dst)), "l"(src));
+}
 __device__ __forceinline__ void cp4(void *dst, const void *src) {
     asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"((uint32_t)__cvta_generic_to_shared(dst)), "l"(src));
 }
@@ -61,17 +64,38 @@ __device__ __forceinline__ float warp_tree(float p) {
     return p;
 }
 
-/* one warp writes one group of 32 values, lane = column; the codes of Inf or NaN are undefined and reported */
+/* 1 / d, correctly rounded, of a d with four significant bits and an exponent far from the ends: the steps of a division without its checks. They give
+ * the nearest float of each of the eight mantissas for any start within 8 units of its last place. */
+__device__ __forceinline__ float act_recip(float d) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(d));
+    return fmaf(r, fmaf(-d, r, 1.0f), r);
+#else
+    return 1.0f / d;
+#endif
+}
+/* bw_act_scale without a division's checks: bits of the largest magnitude, below BW_ACT_LIMIT */
+__device__ __forceinline__ void act_scale(uint32_t bits, float *d, float *r) {
+    const bool zero = bits < 0x0d800000u; /* 2^-100 */
+    const float up = __uint_as_float((__float_as_uint(__uint_as_float(zero ? 0x3f800000u : bits) * (1.0f / 127.0f)) + 0xfffffu) & 0xfff00000u);
+    *d = zero ? 0.0f : up;
+    *r = zero ? 0.0f : act_recip(up);
+}
+/* code of a value: adding 1.5 * 2^23 rounds as rint does */
+__device__ __forceinline__ int act_code(float v, float r) { return __float_as_int(v * r + 12582912.0f) - 0x4b400000; }
+
+/* one warp writes one group of 32 values, lane = column; the codes of values that are too large, Inf or NaN are undefined and reported */
 __device__ __forceinline__ void quant_group(const Acts &o, int row, int group, int lane, float v, int *fault, int op) {
     uint32_t bits = __reduce_max_sync(~0u, magnitude(v));
     float delta, recip;
-    if (bits >= 0x7f800000u) { if (!lane) report_fault(fault, op); bits = 0; v = 0.0f; }
-    bw_q8_scale(bits, &delta, &recip);
-    int a = bw_q8_code(v, recip), half = __reduce_add_sync(lane < 16 ? 0xffffu : 0xffff0000u, a), sum = half + __shfl_xor_sync(~0u, half, 16);
+    if (bits >= BW_ACT_LIMIT) { if (!lane) report_fault(fault, op); bits = 0; v = 0.0f; }
+    act_scale(bits, &delta, &recip);
+    int a = act_code(v, recip), half = __reduce_add_sync(lane < 16 ? 0xffffu : 0xffff0000u, a), sum = half + __shfl_xor_sync(~0u, half, 16);
     o.q[(size_t)row * o.cols + group * 32 + ((lane >> 2) < 4 ? 2 * (lane >> 2) : 2 * (lane >> 2) - 7) * 4 + (lane & 3)] = (int8_t)a;
     if (lane) return;
     size_t at = (size_t)group * o.ld + row;
-    o.delta[at] = delta; o.sum[at] = (float)sum; o.low[at] = (float)half;
+    o.delta[at] = delta; o.sum[at] = delta * (float)sum; o.low[at] = delta * (float)half;
 }
 
 /* N <= 8 groups of 32 values at once, v[j] = this lane's column of group j; d and r: scale and reciprocal of group (lane % N), which lanes 0 .. N - 1
@@ -81,14 +105,14 @@ template <int N> __device__ __forceinline__ void quant_scales(float (&v)[N], int
 #pragma unroll
     for (int j = 0; j < N; j++) {
         uint32_t bits = __reduce_max_sync(~0u, magnitude(v[j]));
-        if (bits >= 0x7f800000u) { if (!lane) report_fault(fault, op); bits = 0; v[j] = 0.0f; }
+        if (bits >= BW_ACT_LIMIT) { if (!lane) report_fault(fault, op); bits = 0; v[j] = 0.0f; }
         if (lane % N == j) mine = bits;
     }
-    bw_q8_scale(mine, d, r);
+    act_scale(mine, d, r);
 }
 /* code of this lane's value of group j, the sums of the first half and of the whole group */
 __device__ __forceinline__ int quant_code(float v, int j, float r, int lane, int *half, int *sum) {
-    int a = bw_q8_code(v, __shfl_sync(~0u, r, j)), h = __reduce_add_sync(lane < 16 ? 0xffffu : 0xffff0000u, a), first = __shfl_sync(~0u, h, 0);
+    int a = act_code(v, __shfl_sync(~0u, r, j)), h = __reduce_add_sync(lane < 16 ? 0xffffu : 0xffff0000u, a), first = __shfl_sync(~0u, h, 0);
     *half = first;
     *sum = first + __shfl_sync(~0u, h, 31);
     return a;
@@ -108,12 +132,12 @@ template <int N> __device__ __forceinline__ void quant_groups(const Acts &o, int
     }
     if (lane < N && (g0 + lane) * 32 < o.cols) {
         size_t at = (size_t)(g0 + lane) * o.ld + row;
-        o.delta[at] = d; o.sum[at] = (float)sum; o.low[at] = (float)half;
+        o.delta[at] = d; o.sum[at] = d * (float)sum; o.low[at] = d * (float)half;
     }
 }
 
-/* The same with 8 consecutive columns a lane, four lanes a group: codes as two words, scale, sums of the first half and of the group (exact in every
- * lane, `low` in the first of the four). Values are within the largest magnitude, so no code needs clamping, and adding 1.5 * 2^23 rounds as rint does. */
+/* The same with 8 consecutive columns a lane, four lanes a group: codes as two words, scale, sums of the codes of the first half and of the group (exact in
+ * every lane, `low` in the first of the four). */
 struct Quant8 { uint32_t w0, w1; float d; int low, sum; };
 __device__ __forceinline__ Quant8 quant_eight(const float (&v)[8], int *fault, int op) {
     uint32_t bits = 0, c[8];
@@ -123,8 +147,8 @@ __device__ __forceinline__ Quant8 quant_eight(const float (&v)[8], int *fault, i
     for (int j = 0; j < 8; j++) bits = max(bits, magnitude(v[j]));
     bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
     bits = max(bits, __shfl_xor_sync(~0u, bits, 2));
-    if (bits >= 0x7f800000u) { report_fault(fault, op); bits = 0; }
-    bw_q8_scale(bits, &o.d, &r);
+    if (bits >= BW_ACT_LIMIT) { report_fault(fault, op); bits = 0; }
+    act_scale(bits, &o.d, &r);
 #pragma unroll
     for (int j = 0; j < 8; j++) c[j] = __float_as_uint(v[j] * r + 12582912.0f);
     o.w0 = __byte_perm(__byte_perm(c[0], c[1], 0x0040), __byte_perm(c[2], c[3], 0x0040), 0x5410);
@@ -133,6 +157,10 @@ __device__ __forceinline__ Quant8 quant_eight(const float (&v)[8], int *fault, i
     o.low = o.sum + __shfl_xor_sync(~0u, o.sum, 1);
     o.sum = o.low + __shfl_xor_sync(~0u, o.low, 2);
     return o;
+}
+/* what a group has beside its codes, by the first of its lanes */
+__device__ __forceinline__ void put_scales(const Acts &o, size_t at, const Quant8 &q) {
+    o.delta[at] = q.d; o.sum[at] = q.d * (float)q.sum; o.low[at] = q.d * (float)q.low;
 }
 /* the lane's two words among the eight of its group: 0 4 1 5 2 6 3 7 */
 __device__ __forceinline__ void put_eight(uint8_t *group, int lane, const Quant8 &o) {

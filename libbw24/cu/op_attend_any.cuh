@@ -23,9 +23,9 @@ __device__ __forceinline__ float any_score(const KvPlace &p, const uint8_t *part
         int dot = 0, sum = 0;
         float s = 0.0f, m = 0.0f;
         for (int e = 0; e < 32; e++) { int a = q.code[d + e]; dot += kv_code(p.k, part, p.dim, j, d + e, &s, &m) * a; sum += a; }
-        float t = s * (float)dot;
-        if (p.k == KV_Q5_1) t = fmaf(m, (float)sum, t);
-        acc = fmaf(q.delta[d / 32], t, acc);
+        const float delta = q.delta[d / 32];
+        acc = fmaf(s, delta * (float)dot, acc);
+        if (p.k == KV_Q5_1) acc = fmaf(m, delta * (float)sum, acc);
         if ((d & 255) == 224 || d + 32 == p.dim) { y = y + acc; acc = 0.0f; }
     }
     return y;
@@ -46,8 +46,10 @@ static __global__ void __launch_bounds__(128) k_attend_any(AttendArgs a, StepRow
     if (a.kv.k == KV_Q8_0 || a.kv.k == KV_Q5_1)
         for (int g = t >> 5; g < D / 32; g += 4) {
             float v = x[g * 32 + lane], dl, recip;
-            bw_q8_scale(__reduce_max_sync(~0u, magnitude(v)), &dl, &recip);
-            code[g * 32 + lane] = (int8_t)bw_q8_code(v, recip);
+            const uint32_t bits = __reduce_max_sync(~0u, magnitude(v));
+            bad |= bits >= BW_ACT_LIMIT;
+            act_scale(bits, &dl, &recip);
+            code[g * 32 + lane] = (int8_t)act_code(v, recip);
             if (!lane) delta[g] = dl;
         }
     __syncthreads();

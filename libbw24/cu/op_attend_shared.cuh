@@ -27,9 +27,9 @@ __device__ __forceinline__ float shared_segment(const KvPlace &p, const uint8_t 
         int dot = 0, sum = 0;
         float s = 0.0f, m = 0.0f;
         for (int e = 0; e < 32; e++) { int a = q.code[d + e]; dot += kv_code(p.k, part, p.dim, j, d + e, &s, &m) * a; sum += a; }
-        float t = s * (float)dot;
-        if (p.k == KV_Q5_1) t = fmaf(m, (float)sum, t);
-        acc = fmaf(q.delta[d / 32], t, acc);
+        const float delta = q.delta[d / 32];
+        acc = fmaf(s, delta * (float)dot, acc);
+        if (p.k == KV_Q5_1) acc = fmaf(m, delta * (float)sum, acc);
     }
     return acc;
 }
@@ -42,8 +42,10 @@ __device__ __forceinline__ bool shared_query(const AttendArgs &a, const float *q
     if (a.kv.k != KV_Q8_0 && a.kv.k != KV_Q5_1) return bad;
     for (int g = t >> 5; g < D / 32; g += SHARED_THREADS / 32) {
         float v = sh.x[g * 32 + lane], dl, recip;
-        bw_q8_scale(__reduce_max_sync(~0u, magnitude(v)), &dl, &recip);
-        sh.code[g * 32 + lane] = (int8_t)bw_q8_code(v, recip);
+        const uint32_t bits = __reduce_max_sync(~0u, magnitude(v));
+        bad |= bits >= BW_ACT_LIMIT;
+        act_scale(bits, &dl, &recip);
+        sh.code[g * 32 + lane] = (int8_t)act_code(v, recip);
         if (!lane) sh.delta[g] = dl;
     }
     __syncthreads();

@@ -57,7 +57,7 @@ __device__ __forceinline__ void chain_quant(const ChainArgs &a, const float (&v)
     put_eight((uint8_t *)a.o.q + (size_t)row * a.o.cols + g * 32, lane, q);
     if (lane & 3) return;
     const size_t at = (size_t)g * a.o.ld + row;
-    a.o.delta[at] = q.d; a.o.sum[at] = (float)q.sum; a.o.low[at] = (float)q.low;
+    put_scales(a.o, at, q);
 }
 
 /* One block a row, one warp a segment of 256 columns; a lane's columns are lane, lane + 32, ... of it, the strands of NORM. Turn 0 goes through the same

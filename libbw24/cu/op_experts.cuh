@@ -10,7 +10,7 @@
 
 namespace bw {
 
-enum { EXPERT_WARPS = 8, EXPERT_PAIR_ACTS = 512 + 192 }; /* bytes of two segments of a row: codes, then 16 scales, sums and low sums */
+enum { EXPERT_WARPS = 8, EXPERT_PAIR_ACTS = 512 + 256 }; /* bytes of two segments of a row: codes, then 16 scales (put_scale's pairs), sums and low sums */
 
 /* What a block knows of its row's experts */
 struct ExpertSums { float scale[EXPERT_SLOTS], weight[EXPERT_SLOTS], d[EXPERT_SLOTS * 16]; int id[EXPERT_SLOTS]; };
@@ -18,7 +18,7 @@ struct ExpertSums { float scale[EXPERT_SLOTS], weight[EXPERT_SLOTS], d[EXPERT_SL
 /* Shared memory of a block: ExpertSums, barriers, a ring of tasks and a box for each warp, the rows' activations (a row's codes, then its scales, sums, low sums),
  * sums of segments by tile */
 template <class U> struct ExpertMem {
-    static constexpr int TASK = 2 * U::UNIT, HEAD = (sizeof(ExpertSums) + 127) / 128 * 128;
+    static constexpr int TASK = 2 * U::UNIT, PLACES = 256 * OneActs<U>::SETS /* floats of a box */, HEAD = (sizeof(ExpertSums) + 127) / 128 * 128;
     uint64_t *full;
     uint8_t *ring, *acts;
     float *box, *parts;
@@ -26,7 +26,7 @@ template <class U> struct ExpertMem {
     __host__ __device__ static size_t bars(int warps, int depth) { return ((size_t)warps * depth * 8 + 127) / 128 * 128; }
     __host__ __device__ static int pitch_of(int pairs) { return pairs * 32 + 16; } /* two tiles lie in separate banks */
     static size_t bytes(int warps, int depth, int pairs, int rows, int tiles) {
-        return HEAD + bars(warps, depth) + (size_t)warps * ((size_t)depth * TASK + 1024) +
+        return HEAD + bars(warps, depth) + (size_t)warps * ((size_t)depth * TASK + PLACES * sizeof(float)) +
                (size_t)rows * pairs * EXPERT_PAIR_ACTS + (size_t)tiles * pitch_of(pairs) * sizeof(float);
     }
     __device__ __forceinline__ ExpertMem(uint8_t *mem, int depth, int segs, int rows) {
@@ -38,13 +38,14 @@ template <class U> struct ExpertMem {
         mem += bars(warps, depth);
         ring = mem + (size_t)warp * depth * TASK;
         mem += (size_t)warps * depth * TASK;
-        box = (float *)mem + warp * 256;
-        acts = mem + warps * 1024;
+        box = (float *)mem + warp * PLACES;
+        acts = mem + warps * PLACES * sizeof(float);
         parts = (float *)(acts + rows * pairs * EXPERT_PAIR_ACTS);
     }
-    /* a row's: codes, scales; sums and low sums follow at distance 16 pairs */
+    /* a row's: codes; scales; sums, behind which the low sums lie at distance 16 pairs */
     __device__ __forceinline__ uint8_t *codes(int row) const { return acts + row * pairs * EXPERT_PAIR_ACTS; }
     __device__ __forceinline__ float *scales(int row) const { return (float *)(codes(row) + pairs * 512); }
+    __device__ __forceinline__ float *sums(int row) const { return scales(row) + pairs * 32; }
     __device__ __forceinline__ void begin(int depth) const { /* by each warp for its own barriers */
         if ((threadIdx.x & 31) < depth) bar_init(full + (threadIdx.x & 31), 1);
         bar_fence();
@@ -66,20 +67,21 @@ template <class U> __device__ __forceinline__ void expert_rows(const Acts &x, in
 #pragma unroll 1
     for (int i = threadIdx.x >> 5; i < rows * m.pairs; i += blockDim.x >> 5) {
         const int row = i / m.pairs, pair = i - row * m.pairs, c = pair * 512 + lane * 16, g = pair * 16 + (lane & 15);
-        float *f = m.scales(row) + g;
         const size_t at = (size_t)g * x.ld + from + row;
         if (c < x.cols) cp16(m.codes(row) + c, x.q + (size_t)(from + row) * x.cols + c);
         else *(uint4 *)(m.codes(row) + c) = make_uint4(0, 0, 0, 0);
         const float *p = lane < 16 ? x.delta : x.sum;
         const float v = g < groups && (SUMS || lane < 16) ? __ldcg(p + at) : 0.0f, low = LOWS && lane < 16 && g < groups ? __ldcg(x.low + at) : 0.0f;
-        if (SUMS || lane < 16) f[lane < 16 ? 0 : m.pairs * 16] = v;
-        if (LOWS && lane < 16) f[m.pairs * 32] = low;
+        if (lane < 16) put_scale(m.scales(row), g, v);
+        else if (SUMS) m.sums(row)[g] = v;
+        if (LOWS && lane < 16) m.sums(row)[m.pairs * 16 + g] = low;
     }
 }
 
 /* B registers of two segments, made when wanted: at(u, j) of group j of segment u */
 template <class U> struct ExpertActs {
-    static constexpr bool HALVES = U::FORM == FORM_S2 || U::FORM == FORM_S2M;
+    static constexpr bool HALVES = OneActs<U>::HALVES;
+    static constexpr int SETS = OneActs<U>::SETS;
     uint2 q[2];
     int gid;
     __device__ __forceinline__ ExpertActs(const uint8_t *codes, int lane) : gid(lane >> 2) {
@@ -99,83 +101,42 @@ template <class U> struct ExpertActs {
     }
 };
 
-/* The integers of a lane of the unit at w, as one_dots gives them; codes are read from shared memory as they are wanted */
-template <class U> __device__ __forceinline__ void expert_dots(const uint8_t *w, const ExpertActs<U> &x, int unit, int lane, uint32_t zero, float (&v)[2][4]) {
-    constexpr int SETS = ExpertActs<U>::HALVES ? 2 : 1;
-    typename U::Pack pk[2];
-    int c[SETS][4], less[SETS][4];
+/* The accumulators of a lane of the pair of units at w, as one_dots gives them; codes are read from shared memory as they are wanted */
+template <class U> __device__ __forceinline__ void expert_dots(const uint8_t *w, const ExpertActs<U> &x, int lane, uint32_t zero, int (*c)[ExpertActs<U>::SETS][4]) {
+    constexpr int SETS = ExpertActs<U>::SETS;
+    typename U::Pack pk[2][2];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        const int i = j / U::GP, e = j % U::GP, s = SETS == 2 ? j & 1 : 0;
+    for (int step = 0; step < 16; step++) { /* the units side by side, so that one's mma hide the other's */
+        const int j = step >> 1, u = step & 1, i = j / U::GP, e = j % U::GP, s = SETS == 2 ? j & 1 : 0;
         const bool first = j < SETS;
         if (!e)
 #pragma unroll
-            for (int r = 0; r < 2; r++) pk[r] = U::template load_pack<true>(w + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
-        const uint2 b = x.at(unit, j);
-        if constexpr (U::APART) {
-            const TableApart t0 = U::apart(pk[0], e, zero), t1 = U::apart(pk[1], e, zero);
-            mma32_to(first, c[s], t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], b.x, b.y);
-            mma32_to(first, less[s], t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], b.x, b.y);
-        } else {
+            for (int r = 0; r < 2; r++) pk[u][r] = U::template load_pack<true>(w + u * U::UNIT + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
+        const uint2 b = x.at(u, j);
+        if constexpr (U::APART)
+            apart_dots<false>(U::template signs<true>(pk[u][0], e, zero), U::template signs<true>(pk[u][1], e, zero), b, first, c[u][s], NULL);
+        else {
             uint32_t l0, h0, l1, h1;
-            U::unpack(pk[0], e, l0, h0);
-            U::unpack(pk[1], e, l1, h1);
-            mma32_to<U::UNSIGNED>(first, c[s], l0, l1, h0, h1, b.x, b.y);
+            U::unpack(pk[u][0], e, l0, h0);
+            U::unpack(pk[u][1], e, l1, h1);
+            mma32_to<U::UNSIGNED>(first, c[u][s], l0, l1, h0, h1, b.x, b.y);
         }
     }
-#pragma unroll
-    for (int s = 0; s < SETS; s++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) v[i >> 1][s * 2 + (i & 1)] = __int_as_float(c[s][i]) - (U::APART ? __int_as_float(less[s][i]) : MAGIC_F);
 }
 
-/* p of the lane's row (lane % 16) in unit lane / 16 of the task at w. delta: of the two segments, 16 scales; sums and low sums at distance `apart`. zero: 0
- * in a way that the compiler does not see (unit.cuh) */
-template <class U> __device__ __forceinline__ float expert_fold(const uint8_t *w, const uint8_t *codes, const float *delta, int apart, float *box, int lane,
-                                                                            uint32_t zero) {
-    constexpr Form F = U::FORM;
-    const int gid = lane >> 2, tig = lane & 3, seg = lane >> 4;
-    const float *sum = delta + apart, *low = sum + apart;
-    float t[2][2][2], mine[8], p = 0.0f, d[8];
-    const ExpertActs<U> x(codes, lane);
+/* p of the lane's row (lane % 16) in unit lane / 16 of the task at w. scales: of the two segments, as put_scale puts them; sums: of their codes, low sums 16
+ * pairs further on. zero: 0 in a way that the compiler does not see (unit.cuh) */
+template <class U>
+__device__ __forceinline__ float expert_fold(const uint8_t *w, const uint8_t *codes, const float *scales, const float *sums, int pairs, float *box, int lane, uint32_t zero) {
+    constexpr int SETS = ExpertActs<U>::SETS;
+    const int seg = lane >> 4;
+    int c[2][SETS][4];
+    float t[2][2][2 * SETS], mine[8 * SETS];
+    expert_dots<U>(w, ExpertActs<U>(codes, lane), lane, zero, c);
 #pragma unroll
-    for (int u = 0; u < 2; u++) {
-        float v[2][4];
-        expert_dots<U>(w + u * U::UNIT, x, u, lane, zero, v);
-        float2 all = make_float2(0, 0), first = all;
-        if (F == FORM_S2M) { all = *(const float2 *)(sum + u * 8 + 2 * tig); first = *(const float2 *)(low + u * 8 + 2 * tig); }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if constexpr (!ExpertActs<U>::HALVES) { t[u][r][0] = v[r][0]; t[u][r][1] = v[r][1]; continue; }
-            float a[2], b[2], m0[2], m1[2]; /* scales where the integers are: two groups of four rows */
-            const typename U::Pair raw = U::fetch(w + u * U::UNIT + 2 * U::HALF, gid + 8 * r, tig);
-            U::pair(raw, tig, a, b);
-            unit_mins<U>(raw, m0, m1);
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float y = fmaf(b[e], v[r][2 * e + 1], a[e] * v[r][2 * e]);
-                if (F == FORM_S2M) y = fmaf(m1[e], e ? all.y - first.y : all.x - first.x, fmaf(m0[e], e ? first.y : first.x, y));
-                t[u][r][e] = y;
-            }
-        }
-    }
-    one_change(box, lane, t, mine);
-    eight(delta + seg * 8, d);
-    if constexpr (ExpertActs<U>::HALVES) {
-#pragma unroll
-        for (int j = 0; j < 8; j++) p = fmaf(d[j], mine[j], p);
-    } else { /* scales of one row a lane */
-        float a[8], b[8], s[8];
-        U::row(U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15), a, b);
-        if (F == FORM_S1M) eight(sum + seg * 8, s);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float y = a[j] * mine[j];
-            if (F == FORM_S1M) y = fmaf(b[j], s[j], y);
-            p = fmaf(d[j], y, p);
-        }
-    }
-    return p;
+    for (int u = 0; u < 2; u++) one_scaled<SETS>(c[u], scales + u * 16, lane & 3, t[u]);
+    one_change<SETS>(box, lane, t, mine);
+    return one_row_fold<U, SETS>(U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15), mine, sums + seg * 8, sums + pairs * 16 + seg * 8);
 }
 
 __device__ __forceinline__ int expert_of(const float *route, int top, int row, int slot) {
@@ -195,7 +156,7 @@ template <class U, class At, class Row> __device__ __forceinline__ void expert_f
     for (int k = threadIdx.x >> 5; k < tasks; k += warps) {
         const int tile = one_quotient(k, by_pairs), pair = k - tile * m.pairs, r = row(tile);
         bar_wait(m.full + slot, phase);
-        const float p = expert_fold<U>(m.ring + slot * ExpertMem<U>::TASK, m.codes(r) + pair * 512, m.scales(r) + pair * 16, m.pairs * 16, m.box, lane, zero);
+        const float p = expert_fold<U>(m.ring + slot * ExpertMem<U>::TASK, m.codes(r) + pair * 512, m.scales(r) + pair * 32, m.sums(r) + pair * 16, m.pairs, m.box, lane, zero);
         m.parts[tile * m.pitch + pair * 32 + lane] = p;
         const int next = k + warps * depth;
         __syncwarp(); /* the slot and the box are read */

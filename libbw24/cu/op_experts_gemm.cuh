@@ -35,6 +35,12 @@ template <class U> struct ExpertLoad {
         if (have) cp4(to, from + at);
         else *to = 0.0f;
     }
+    /* of a stage that has come for this thread, by each for what it asked for */
+    __device__ __forceinline__ void finish(int slot) const {
+        const int at = threadIdx.x & 63;
+        float *to = &sh.delta[slot][threadIdx.x >> 6][(at >> 1) * 4 + (at & 1)];
+        to[2] = to[0] * -MAGIC_F;
+    }
     __device__ __forceinline__ void stage(int k) {
         constexpr int N = U::HALF / 16;
         int thread = threadIdx.x;
@@ -53,7 +59,7 @@ template <class U> struct ExpertLoad {
             }
             const bool have = sh.row[at] >= 0 && k * 4 + g < a.x.cols >> 5;
             const size_t from = (size_t)(k * 4 + g) * a.x.ld + sh.row[at];
-            side(&sh.delta[slot][g][at], a.x.delta, from, have);
+            side(&sh.delta[slot][g][(at >> 1) * 4 + (at & 1)], a.x.delta, from, have);
             if (ExpertShared<U>::SUMS) side(&sh.sum[slot][g][at], a.x.sum, from, have);
             if (ExpertShared<U>::LOWS) side(&sh.low[slot][g][at], a.x.low, from, have);
             if (!h) scales(seg + 1);
@@ -108,6 +114,7 @@ template <class U> __device__ __forceinline__ void experts_gemm_block(const Expe
     gemm_decode<U>(sh, 0, a.m[0].segs);
     for (int k = 0; k < stages; k++) {
         cp_wait<GEMM_STAGES - 2>();
+        ld.finish(k % GEMM_STAGES);
         __syncthreads();
         ld.stage(k + GEMM_STAGES - 1);
         gemm_decode<U>(sh, k + 1, a.m[0].segs);

@@ -16,7 +16,7 @@ template <class U, int STAGES_, int ROWS_ = GEMM_TILE> struct GemmShared {
     static constexpr int STAGES = STAGES_, ROWS = ROWS_, COLUMNS = ROWS / 16; /* mma's of 8 rows of activations a warp */
     uint8_t a[STAGES][8 * U::HALF];
     uint8_t b[STAGES][ROWS * GEMM_B_PITCH];
-    float delta[STAGES][4][ROWS];
+    float delta[STAGES][4][2 * ROWS]; /* put_scale's twos */
     static constexpr bool SUMS = U::FORM == FORM_S1M || U::FORM == FORM_S2M, LOWS = U::FORM == FORM_S2M;
     float sum[SUMS ? STAGES : 1][SUMS ? 4 : 1][ROWS];
     float low[LOWS ? STAGES : 1][LOWS ? 4 : 1][ROWS];
@@ -58,15 +58,23 @@ template <class U, int STAGES> struct GemmLoad {
         const int g = thread >> 5, c = (thread & 31) * 4;
         const size_t at = (size_t)(k * 4 + g) * a.x.ld + row0 + c;
         if (k * 4 + g < a.x.cols >> 5) {
-            cp16(&sh.delta[slot][g][c], a.x.delta + at);
+            cp8(&sh.delta[slot][g][2 * c], a.x.delta + at);
+            cp8(&sh.delta[slot][g][2 * c + 4], a.x.delta + at + 2);
             if (Sh::SUMS) cp16(&sh.sum[slot][g][c], a.x.sum + at);
             if (Sh::LOWS) cp16(&sh.low[slot][g][c], a.x.low + at);
             return;
         }
         const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        *(float4 *)&sh.delta[slot][g][c] = zero;
+        *(float4 *)&sh.delta[slot][g][2 * c] = *(float4 *)&sh.delta[slot][g][2 * c + 4] = zero;
         if (Sh::SUMS) *(float4 *)&sh.sum[slot][g][c] = zero;
         if (Sh::LOWS) *(float4 *)&sh.low[slot][g][c] = zero;
+    }
+    /* of a stage that has come for this thread, by each for what it asked for */
+    __device__ __forceinline__ void finish(int slot) const {
+        if (threadIdx.x >= 128) return;
+        float *to = &sh.delta[slot][threadIdx.x >> 5][(threadIdx.x & 31) * 8];
+        finish_scales(to);
+        finish_scales(to + 4);
     }
     __device__ __forceinline__ void stage(int k, int slot) {
         if (k < 2 * a.segs) {
@@ -105,7 +113,7 @@ template <class U, class Sh> __device__ __forceinline__ void gemm_decode(Sh &sh,
     }
 }
 
-/* scales or sums of a lane's two rows of one product, or of its four of two */
+/* sums of a lane's two rows of one product, or of its four of two */
 template <bool FOUR> struct RowFloats {
     float4 v;
     __device__ __forceinline__ void get(const float *p) {
@@ -133,28 +141,27 @@ template <class U, bool PAIRS, bool FIRST, class Sh> __device__ __forceinline__ 
             const int c = pk * U::GP + e;
             uint32_t l[2][2], h[2][2];
             float2 s[2][2];
-            float m0[2][2];
-            RowFloats<FOUR> ds, ss, ls;
+            RowFloats<FOUR> ss, ls;
 #pragma unroll
             for (int m = 0; m < 2; m++)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     U::unpack(w[m][r], e, l[m][r], h[m][r]);
                     s[m][r] = sh.scale[k & 1][c][(wm * 2 + m) * 16 + gid + 8 * r];
-                    m0[m][r] = s[m][r].x * -MAGIC_F;
                 }
 #pragma unroll
             for (int n = 0; n < Sh::COLUMNS; n++) {
                 const uint2 b = *(const uint2 *)(bp + n * 8 * GEMM_B_PITCH + c * 32);
+                const int col = wn * (Sh::ROWS / 2) + (PAIRS ? (n >> 1) * 16 + (n & 1) * 2 + 4 * tig : n * 8 + 2 * tig);
+                const float4 d = *(const float4 *)(sh.delta[slot][c] + 2 * col);
                 if (!FOUR || !(n & 1)) {
-                    const int col = wn * (Sh::ROWS / 2) + (PAIRS ? (n >> 1) * 16 + (n & 1) * 2 + 4 * tig : n * 8 + 2 * tig);
-                    ds.get(sh.delta[slot][c] + col);
                     if (Sh::SUMS) ss.get(sh.sum[slot][c] + col);
                     if (Sh::LOWS) ls.get(sh.low[slot][c] + col);
                 }
-                const float2 d = ds.at(n), low = Sh::LOWS ? ls.at(n) : make_float2(0.0f, 0.0f);
+                const float2 low = Sh::LOWS ? ls.at(n) : make_float2(0.0f, 0.0f);
                 float2 sum = Sh::SUMS ? ss.at(n) : make_float2(0.0f, 0.0f);
                 if (Sh::LOWS) { sum.x = sum.x - low.x; sum.y = sum.y - low.y; }
+                const GroupScale scale[2] = {GroupScale(d.x, d.z), GroupScale(d.y, d.w)};
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
                     int v[4] = {MAGIC, MAGIC, MAGIC, MAGIC}, vh[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
@@ -164,10 +171,10 @@ template <class U, bool PAIRS, bool FIRST, class Sh> __device__ __forceinline__ 
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         const int r = i >> 1;
-                        const float di = i & 1 ? d.y : d.x, first = F == FORM_S2M ? (i & 1 ? low.y : low.x) : (i & 1 ? sum.y : sum.x);
+                        const float first = F == FORM_S2M ? (i & 1 ? low.y : low.x) : (i & 1 ? sum.y : sum.x);
                         float2 u = make_float2(0.0f, 0.0f);
                         if (Sh::LOWS) u = sh.mins[k & 1][c][(wm * 2 + m) * 16 + gid + 8 * r];
-                        q[i] = fmaf(di, group_value<F>(v[i], vh[i], s[m][r].x, s[m][r].y, m0[m][r], first, u.x, u.y, i & 1 ? sum.y : sum.x), FIRST && !c ? 0.0f : q[i]);
+                        q[i] = fold_group<F>(FIRST && !c ? 0.0f : q[i], v[i], vh[i], scale[i & 1], s[m][r].x, s[m][r].y, first, u.x, u.y, i & 1 ? sum.y : sum.x);
                     }
                 }
             }
@@ -237,6 +244,7 @@ template <class U> __device__ __forceinline__ void gemm_block(const LinearArgs &
     int slot = 0;
     const auto step = [&](int k, auto first) {
         cp_wait<STAGES - 2>();
+        ld.finish(slot);
         __syncthreads();
         ld.stage(k + STAGES - 1, slot ? slot - 1 : STAGES - 1);
         gemm_decode<U>(sh, k + 1, a.segs);

@@ -2,7 +2,8 @@
  * unit.cuh's, the quantised activations are made by op_rows.cuh and by the epilogues here.
  *
  * int8 dots run on the tensor cores with the accumulator started at MAGIC, the bits of 1.5 * 2^23: the result read as a float is
- * MAGIC_F + I exactly (|I| < 2^22), so s * float(I) = fma(s, c, -s * MAGIC_F) with one rounding and no conversion instruction. */
+ * MAGIC_F + I exactly (|I| < 2^20), so i = delta * float(I) = fma(c, delta, -delta * MAGIC_F), exact as well (delta has four significant bits), without a
+ * conversion instruction. -delta * MAGIC_F is of a row and its group, not of an output. */
 #ifndef BW24_CU_OP_LINEAR_CUH
 #define BW24_CU_OP_LINEAR_CUH
 
@@ -13,6 +14,25 @@ namespace bw {
 
 constexpr int MAGIC = 0x4b400000;
 constexpr float MAGIC_F = 12582912.0f;
+
+/* Scale d of a row's group and -d * MAGIC_F; of(c): the exact i of an accumulator c that began at MAGIC */
+struct GroupScale {
+    float d, dm;
+    __device__ __forceinline__ explicit GroupScale(float delta) : d(delta), dm(delta * -MAGIC_F) {}
+    __device__ __forceinline__ GroupScale(float delta, float times_magic) : d(delta), dm(times_magic) {}
+    __device__ __forceinline__ float of(int c) const { return fmaf(__int_as_float(c), d, dm); }
+};
+/* scale i of those in shared memory, which lie in twos: d, d, -d * MAGIC_F, -d * MAGIC_F */
+__device__ __forceinline__ void put_scale(float *to, int i, float d) {
+    to += (i >> 1) * 4 + (i & 1);
+    to[0] = d;
+    to[2] = d * -MAGIC_F;
+}
+/* the same of two scales that lie there, by the thread that asked for them or behind a barrier */
+__device__ __forceinline__ void finish_scales(float *two) {
+    const float2 d = *(const float2 *)two;
+    *(float2 *)(two + 2) = make_float2(d.x * -MAGIC_F, d.y * -MAGIC_F);
+}
 
 /* one matrix of a launch: y = (units . x) * scale + bias, then + res where there is one */
 struct LinearPart {
@@ -113,21 +133,21 @@ __device__ __forceinline__ void mma16_to(bool first, int *c, uint32_t a0, uint32
     else mma16(c, a0, a1, b0);
 }
 
-/* the group value t from accumulators c (S2, S2M: c and ch), scale a and am = -a * MAGIC_F, second scale or minimum b, sum of codes A (S2M: A0),
- * S2M: minima m0 and m1, A1 */
-template <Form F> __device__ __forceinline__ float group_value(int c, int ch, float a, float b, float am, float a0, float m0 = 0.0f, float m1 = 0.0f, float a1 = 0.0f) {
-    float t = fmaf(a, __int_as_float(c), am);
-    if (F == FORM_S1M) t = fmaf(b, a0, t);
-    if (F == FORM_S2 || F == FORM_S2M) t = fmaf(b, __int_as_float(ch) - MAGIC_F, t);
-    if (F == FORM_S2M) t = fmaf(m1, a1, fmaf(m0, a0, t));
-    return t;
+/* p with a group folded in: accumulators c (S2, S2M: c and ch), scale a, second scale or minimum b, alpha (S2M: alpha0), S2M: minima m0 and m1, alpha1 */
+template <Form F>
+__device__ __forceinline__ float fold_group(float p, int c, int ch, const GroupScale &d, float a, float b, float a0, float m0 = 0.0f, float m1 = 0.0f, float a1 = 0.0f) {
+    p = fmaf(a, d.of(c), p);
+    if (F == FORM_S1M) p = fmaf(b, a0, p);
+    if (F == FORM_S2 || F == FORM_S2M) p = fmaf(b, d.of(ch), p);
+    if (F == FORM_S2M) p = fmaf(m1, a1, fmaf(m0, a0, p));
+    return p;
 }
 
 /* Activations of one segment for R row slots. The 8 columns of an mma are R rows x G groups: column gid is row gid / G, group
  * gid % G of a set of G; a register holds zero where the column belongs to another group, so one accumulator gathers G groups. HALVES: column gid is
  * row gid / 2, half gid % 2 of one group.
- * b: the B registers of the segment's 8 groups. Scales and sums of columns 2 tig and 2 tig + 1, by set, lie in the block's copy [segment][8 groups][R]; HELD: they
- * come to registers with the codes. */
+ * b: the B registers of the segment's 8 groups. Scales and sums of columns 2 tig and 2 tig + 1, by set, lie in the block's copy [segment][8 groups][R], scales
+ * of R = 8 in put_scale's twos; HELD: they come to registers with the codes. */
 template <int R, Form F> struct ActSource {
     static constexpr int G = 8 / R;
     static constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M, LOWS = F == FORM_S2M;
@@ -150,7 +170,7 @@ template <int R, Form F> struct ActSource {
     }
     __device__ __forceinline__ void from_shared(const uint8_t *codes, const float *delta, const float *sum, const float *low, int cols, int seg, int lane) {
         int gid = lane >> 2, tig = lane & 3, at = seg * 8 * R + (R == 8 ? 2 : 1) * tig;
-        d = delta + at; a = sum + at; l = low + at;
+        d = delta + (R == 8 ? 2 : 1) * at; a = sum + at; l = low + at;
         if (HELD)
 #pragma unroll
             for (int s = 0; s < R; s++) {
@@ -171,7 +191,17 @@ template <int R, Form F> struct ActSource {
 #pragma unroll
         for (int s = 0; s < R; s++) put_codes(s, *(const uint2 *)(q + s * G * 32), gid);
     }
-    __device__ __forceinline__ float2 delta(int s) const { return HELD ? rd[HELD ? s : 0] : of_set(d, s); }
+    __device__ __forceinline__ void scales(int s, GroupScale &d0, GroupScale &d1) const {
+        if (R == 8) {
+            const float4 v = *(const float4 *)(d + s * 16);
+            d0 = GroupScale(v.x, v.z);
+            d1 = GroupScale(v.y, v.w);
+            return;
+        }
+        const float2 v = HELD ? rd[HELD ? s : 0] : of_set(d, s);
+        d0 = GroupScale(v.x);
+        d1 = GroupScale(v.y);
+    }
     __device__ __forceinline__ float2 sum(int s) const { return !SUMS ? make_float2(0, 0) : HELD ? ra[HELD && SUMS ? s : 0] : of_set(a, s); }
     __device__ __forceinline__ float2 low(int s) const { return !LOWS ? make_float2(0, 0) : of_set(l, s); }
 };
@@ -267,7 +297,9 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, U
                     pk[r][j / U::GP] = boxed<U, R>() && !j ? first[r] : U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, r, lane);
             group_dots<U, HALVES>(pk[0][j / U::GP], pk[1][j / U::GP], e, zero, x.b[j], HALVES || !k, c[HALVES ? k : 0], ch);
         }
-        const float2 d = x.delta(s), a = x.sum(s), z = x.low(s);
+        const float2 a = x.sum(s), z = x.low(s);
+        GroupScale d0(0.0f), d1(0.0f);
+        x.scales(s, d0, d1);
         if (R < 8 || !(s & 1))
 #pragma unroll
             for (int r = 0; r < 2; r++) sc[r] = row_scales<U, R>(scales, box, gid + 8 * r, R == 8 ? s >> 1 : s);
@@ -277,12 +309,9 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, U
             const int e0 = R == 8 ? s & 1 : 0, e1 = R == 8 ? s & 1 : 1, h = HALVES ? G - 1 : 0; /* HALVES: c[k] are the halves of group k */
             const RowScales &q = sc[r];
             const int *c0 = c[0] + 2 * r, *c1 = c[h] + 2 * r + !HALVES, *h0 = HALVES ? c0 + 1 : ch + 2 * r, *h1 = HALVES ? c1 + 1 : ch + 2 * r + 1;
-            float t0 = group_value<F>(*c0, *h0, q.a[e0], q.b[e0], q.a[e0] * -MAGIC_F, F == FORM_S2M ? z.x : a.x, q.m0[e0], q.m1[e0], a.x - z.x);
-            float t1 = group_value<F>(*c1, *h1, q.a[e1], q.b[e1], q.a[e1] * -MAGIC_F, F == FORM_S2M ? z.y : a.y, q.m0[e1], q.m1[e1], a.y - z.y);
-            if constexpr (R == 8) {
-                p[r][0] = fmaf(d.x, t0, p[r][0]);
-                p[r][1] = fmaf(d.y, t1, p[r][1]);
-            } else p[r][0] = fmaf(d.y, t1, fmaf(d.x, t0, p[r][0]));
+            const int to = R == 8; /* R = 4: both groups are of one row slot */
+            p[r][0] = fold_group<F>(p[r][0], *c0, *h0, d0, q.a[e0], q.b[e0], F == FORM_S2M ? z.x : a.x, q.m0[e0], q.m1[e0], a.x - z.x);
+            p[r][to] = fold_group<F>(p[r][to], *c1, *h1, d1, q.a[e1], q.b[e1], F == FORM_S2M ? z.y : a.y, q.m0[e1], q.m1[e1], a.y - z.y);
         }
     }
     if (boxed<U, R>()) __syncwarp(); /* the box may be filled again */
@@ -302,7 +331,8 @@ template <int R> __device__ __forceinline__ void unit_store(float *ps, int lane,
 }
 
 /* asks for a segment of R rows of activations, by one warp: codes, then for each value that the form reads the 8 groups' R of it. sum and low follow delta
- * in shared memory. Rows past the last are read as they are: nobody reads what becomes of them. */
+ * in shared memory, each lane finishes the scales of R = 8 that it asked for. Rows past the last are read as they are: nobody reads what becomes of them. */
+template <int R> __host__ __device__ constexpr int small_deltas(int segs) { return segs * 8 * R * (R == 8 ? 2 : 1); } /* floats */
 template <int R, Form F> __device__ __forceinline__ void stage_acts(const LinearArgs &a, uint8_t *codes, float *delta, int seg, int lane) {
     enum { FLOATS = F == FORM_S2M ? 3 : F == FORM_S1M ? 2 : 1, CHUNKS = 2 * R };
     const int cols = a.x.cols, pitch = a.segs * 256 + 32;
@@ -312,12 +342,18 @@ template <int R, Form F> __device__ __forceinline__ void stage_acts(const Linear
         if (c < cols) cp16(codes + (i >> 4) * pitch + c, a.x.q + (size_t)(i >> 4) * cols + c);
     }
 #pragma unroll
-    for (int i = lane; i < FLOATS * CHUNKS; i += 32) {
+    for (int i = lane + (R == 8 ? CHUNKS : 0); i < FLOATS * CHUNKS; i += 32) {
         const int what = i / CHUNKS, k = i % CHUNKS, g = seg * 8 + k / (R / 4);
         const float *from = what == 0 ? a.x.delta : what == 1 ? a.x.sum : a.x.low;
-        float *to = delta + what * a.segs * 8 * R + seg * 8 * R + k * 4;
+        float *to = delta + (what ? small_deltas<R>(a.segs) + (what - 1) * a.segs * 8 * R : 0) + seg * 8 * R + k * 4;
         if (g < cols >> 5) cp16(to, from + (size_t)g * a.x.ld + k % (R / 4) * 4);
         else *(float4 *)to = make_float4(0, 0, 0, 0);
+    }
+    if (R == 8) {
+        const int g = seg * 8 + (lane >> 2);
+        float *to = delta + (seg * 32 + lane) * 4;
+        if (g < cols >> 5) cp8(to, a.x.delta + (size_t)g * a.x.ld + (lane & 3) * 2);
+        else *(float2 *)to = make_float2(0, 0);
     }
 }
 
@@ -464,7 +500,7 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
     uint8_t *rings = sm + SMALL_BARS + (boxed<U, R>() ? W * BOX * 16 : 0), *ring = rings + (size_t)warp * D * U::UNIT;
     float *parts = (float *)(rings + (size_t)W * D * U::UNIT); /* [BUFS][T][C][PU] */
     uint8_t *codes = (uint8_t *)(parts + BUFS * T * C * PU);
-    float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + S * 8 * R, *low = sum + S * 8 * R;
+    float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + small_deltas<R>(S), *low = sum + S * 8 * R;
     UnitQueue<U, GLU> queue = {a, g, NULL, 0, warp};
     small_arguments(a, warp);
     if (warp < W) {
@@ -488,6 +524,9 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
 #pragma unroll 1
         for (int i = queue.k; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane); /* behind the input */
         asm volatile("cp.async.wait_all;" ::: "memory");
+        if (R == 8)
+#pragma unroll 1
+            for (int seg = warp; seg < S; seg += W) finish_scales(delta + (seg * 32 + lane) * 4);
         __syncwarp();
     }
     if (g.mixed) __syncthreads(); /* else a warp reads what it brought */
@@ -527,7 +566,7 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
 
 template <class U, int R, bool GLU> inline size_t small_shared(const SmallShape &g, int segs) {
     constexpr int FLOATS = U::FORM == FORM_S2M ? 3 : U::FORM == FORM_S1M ? 2 : 1; /* of a group's activations */
-    const size_t acts = (size_t)R * (segs * 256 + 32) + (size_t)segs * 8 * R * 4 * FLOATS;
+    const size_t acts = (size_t)R * (segs * 256 + 32) + (size_t)small_deltas<R>(segs) * 4 + (size_t)segs * 8 * R * 4 * (FLOATS - 1);
     const size_t parts = (size_t)2 * (GLU ? 4 : 2) * g.chunk * PartLayout<R>::UNIT * 4;
     return SMALL_BARS + (size_t)g.warps * ((boxed<U, R>() ? BOX * 16 : 0) + g.depth * U::UNIT) + parts + acts;
 }

@@ -3,7 +3,7 @@
  *
  * A warp folds two units at a time: one tile of 16 outputs, two neighbouring segments, which lie side by side in memory. The 8 columns of an mma are 8
  * groups of 32 (forms with two scales a group: 8 halves), a register of the activations holding zero where the column belongs to another group. The
- * results change lanes through shared memory, so that each lane folds all groups of one row of one of the two units. */
+ * results, times the activations' scale, change lanes through shared memory, so that each lane folds all groups of one row of one of the two units. */
 #ifndef BW24_CU_OP_LINEAR_ONE_CUH
 #define BW24_CU_OP_LINEAR_ONE_CUH
 
@@ -128,9 +128,16 @@ __device__ __forceinline__ void two_ready() {}
 __device__ __forceinline__ void two_hand(float *, float, uint64_t *) {}
 #endif
 
+/* eight values, the four at p + half first */
+__device__ __forceinline__ void eight(const float *p, int half, float *v) {
+    const float4 x = *(const float4 *)(p + half), y = *(const float4 *)(p + (half ^ 4));
+    v[0] = x.x; v[1] = x.y; v[2] = x.z; v[3] = x.w; v[4] = y.x; v[5] = y.y; v[6] = y.z; v[7] = y.w;
+}
+
 /* B registers of two segments: b[u][j] of group j */
 template <class U> struct OneActs {
     static constexpr bool HALVES = U::FORM == FORM_S2 || U::FORM == FORM_S2M;
+    static constexpr int SETS = HALVES ? 2 : 1; /* of accumulators; values of a row and group */
     uint2 b[2][8];
     __device__ __forceinline__ void load(const uint8_t *codes, int lane) {
         const int gid = lane >> 2, tig = lane & 3;
@@ -153,38 +160,31 @@ template <class U> struct OneActs {
     }
 };
 
-/* The integers of a lane: of unit u, row gid + 8r, as floats: groups 2 tig and 2 tig + 1 (halves: v[u][r][0..3] = first and second half of each).
+/* The accumulators of a lane: of unit u, rows gid and gid + 8: groups 2 tig and 2 tig + 1 (halves: set e has first and second half of group 2 tig + e).
  * The units go side by side, so that one's mma hide the other's; one after the other where registers are short. */
-template <class U, class Read> __device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, int lane, uint32_t zero, float (*v)[2][4], Read read) {
-    constexpr bool HALVES = OneActs<U>::HALVES, APART = U::APART, TURNS = APART || U::FORM == FORM_S2M, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
-    constexpr int SETS = HALVES ? 2 : 1, PACKS = 2 * U::PACKS;
+template <class U, class Read>
+__device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, int lane, uint32_t zero, int (*c)[OneActs<U>::SETS][4], Read read) {
+    constexpr bool TURNS = U::FORM == FORM_S2M, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
+    constexpr int SETS = OneActs<U>::SETS, PACKS = 2 * U::PACKS;
     typename U::Pack pk[2][2][PACKS];
-    int c[2][SETS][4], less[2][SETS][4];
     const auto get = [&](int u, int i) {
 #pragma unroll
         for (int r = 0; r < 2; r++) pk[u][r][i] = U::template load_pack<true>(w + u * U::UNIT + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
     };
-    if (EARLY && !TURNS) {
+    if (EARLY) {
 #pragma unroll
         for (int i = 0; i < 2 * PACKS; i++) get(i & 1, i >> 1);
         read();
     }
 #pragma unroll
-    for (int i = 0; i < 8 * SETS; i++) c[i & 1][i >> 1 & (SETS - 1)][i / (2 * SETS)] = less[i & 1][i >> 1 & (SETS - 1)][i / (2 * SETS)] = MAGIC;
+    for (int i = 0; i < 8 * SETS; i++) c[i & 1][i >> 1 & (SETS - 1)][i / (2 * SETS)] = MAGIC;
 #pragma unroll
     for (int step = 0; step < 16; step++) {
-        const int j = TURNS ? step & 7 : step >> 1, u = TURNS ? step >> 3 : step & 1, e = (j & 3) % U::GP, i = j / U::GP, s = HALVES ? j & 1 : 0;
-        if (TURNS && EARLY && !j) {
-#pragma unroll
-            for (int k = 0; k < PACKS; k++) get(u, k);
-            if (u) read();
-        }
+        const int j = TURNS ? step & 7 : step >> 1, u = TURNS ? step >> 3 : step & 1, e = (j & 3) % U::GP, i = j / U::GP, s = SETS == 2 ? j & 1 : 0;
         if (!EARLY && !e) get(u, i);
-        if constexpr (APART) {
-            const TableApart t0 = U::apart(pk[u][0][i], e, zero), t1 = U::apart(pk[u][1][i], e, zero);
-            mma32(c[u][s], t0.plus[0], t1.plus[0], t0.plus[1], t1.plus[1], x.b[u][j].x, x.b[u][j].y);
-            mma32(less[u][s], t0.minus[0], t1.minus[0], t0.minus[1], t1.minus[1], x.b[u][j].x, x.b[u][j].y);
-        } else {
+        if constexpr (U::APART)
+            apart_dots<false>(U::template signs<true>(pk[u][0][i], e, zero), U::template signs<true>(pk[u][1][i], e, zero), x.b[u][j], false, c[u][s], NULL);
+        else {
             uint32_t l0, h0, l1, h1;
             U::unpack(pk[u][0][i], e, l0, h0);
             U::unpack(pk[u][1][i], e, l1, h1);
@@ -192,88 +192,80 @@ template <class U, class Read> __device__ __forceinline__ void one_dots(const ui
         }
     }
     if (!EARLY) read();
-#pragma unroll
-    for (int u = 0; u < 2; u++)
-#pragma unroll
-        for (int s = 0; s < SETS; s++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) v[u][i >> 1][s * 2 + (i & 1)] = __int_as_float(c[u][s][i]) - (APART ? __int_as_float(less[u][s][i]) : MAGIC_F);
 }
 
-/* Lanes of a quad hold two values each of four rows; afterwards lane 16 u + row holds the 8 values of its row. box: 256 floats of the warp */
-__device__ __forceinline__ void one_change(float *box, int lane, const float (*t)[2][2], float *mine) {
+/* i of a unit's accumulators; delta: of the unit's segment, 16 floats */
+template <int SETS> __device__ __forceinline__ void one_scaled(const int (&c)[SETS][4], const float *delta, int tig, float (&t)[2][2 * SETS]) {
+    const float4 d = *(const float4 *)(delta + 4 * tig);
+    const GroupScale d0(d.x, d.z), d1(d.y, d.w);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+#pragma unroll
+            for (int s = 0; s < SETS; s++) t[r][e * SETS + s] = (e ? d1 : d0).of(SETS == 2 ? c[e][2 * r + s] : c[0][2 * r + e]);
+}
+
+/* Lanes of a quad hold the values of two groups each of four rows; afterwards lane 16 u + row holds all values of its row, groups ascending. box: 256 SETS
+ * floats of the warp. No bank twice: a row's values begin in another place than those of the rows that share its banks. */
+template <int SETS> __device__ __forceinline__ void one_change(float *box, int lane, const float (*t)[2][2 * SETS], float *mine) {
     const int gid = lane >> 2, tig = lane & 3;
-    float *to = box + gid * 8 + ((2 * tig) ^ (gid & 4)); /* the halves of rows 4-7 of eight stand the other way round: no bank twice */
+    if constexpr (SETS == 1) {
+        float *to = box + gid * 8 + ((2 * tig) ^ (gid & 4));
 #pragma unroll
-    for (int u = 0; u < 2; u++)
+        for (int u = 0; u < 2; u++)
 #pragma unroll
-        for (int r = 0; r < 2; r++) *(float2 *)(to + u * 128 + r * 64) = make_float2(t[u][r][0], t[u][r][1]);
-    __syncwarp();
-    const float4 x = *(const float4 *)(box + lane * 8 + (lane & 4)), y = *(const float4 *)(box + lane * 8 + (~lane & 4));
-    mine[0] = x.x; mine[1] = x.y; mine[2] = x.z; mine[3] = x.w; mine[4] = y.x; mine[5] = y.y; mine[6] = y.z; mine[7] = y.w;
+            for (int r = 0; r < 2; r++) *(float2 *)(to + u * 128 + r * 64) = make_float2(t[u][r][0], t[u][r][1]);
+        __syncwarp();
+        eight(box + lane * 8, lane & 4, mine);
+    } else {
+        float *to = box + gid * 16 + (tig ^ (gid >> 1)) * 4;
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) *(float4 *)(to + u * 256 + r * 128) = make_float4(t[u][r][0], t[u][r][1], t[u][r][2], t[u][r][3]);
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float4 v = *(const float4 *)(box + lane * 16 + (k ^ (lane >> 1 & 3)) * 4);
+            mine[4 * k] = v.x; mine[4 * k + 1] = v.y; mine[4 * k + 2] = v.z; mine[4 * k + 3] = v.w;
+        }
+    }
 }
 
-__device__ __forceinline__ void eight(const float *p, float *v) {
-    const float4 x = *(const float4 *)p, y = *(const float4 *)(p + 4);
-    v[0] = x.x; v[1] = x.y; v[2] = x.z; v[3] = x.w; v[4] = y.x; v[5] = y.y; v[6] = y.z; v[7] = y.w;
+/* p of a row of a unit, from +0; raw: its scales, sum, low: of the segment's groups */
+template <class U, int SETS> __device__ __forceinline__ float one_row_fold(const typename U::Row &raw, const float (&mine)[8 * SETS], const float *sum, const float *low) {
+    constexpr Form F = U::FORM;
+    float a[8], b[8], m0[8], m1[8], s[8], z[8], p = 0.0f;
+    U::row(raw, a, b);
+    if constexpr (F == FORM_S2M) U::row_mins(raw, m0, m1);
+    if (F == FORM_S1M || F == FORM_S2M) eight(sum, 0, s);
+    if (F == FORM_S2M) eight(low, 0, z);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        p = fmaf(a[j], mine[SETS * j], p);
+        if (SETS == 2) p = fmaf(b[j], mine[SETS * j + SETS - 1], p);
+        if (F == FORM_S1M) p = fmaf(b[j], s[j], p);
+        if (F == FORM_S2M) p = fmaf(m1[j], s[j] - z[j], fmaf(m0[j], z[j], p));
+    }
+    return p;
 }
 
-/* p of the lane's row (lane % 16) in unit lane / 16 of the pair at w. delta, sum, low: of the two segments, 16 values each.
+/* p of the lane's row (lane % 16) in unit lane / 16 of the pair at w. delta (as put_scale puts it), sum, low: of the two segments.
  * read() is called by the whole warp once the pair is not read again */
 template <class U, class Read>
 __device__ __forceinline__ float one_fold(const uint8_t *w, const OneActs<U> &x, const float *delta, const float *sum, const float *low, float *box, int lane,
                                           uint32_t zero, Read read) {
-    constexpr Form F = U::FORM;
-    const int gid = lane >> 2, tig = lane & 3, seg = lane >> 4;
-    float v[2][2][4], t[2][2][2], mine[8], p = 0.0f, d[8];
-    if constexpr (OneActs<U>::HALVES) { /* scales where the integers are: two groups of four rows */
-        typename U::Pair raw[2][2];
+    constexpr int SETS = OneActs<U>::SETS;
+    const int seg = lane >> 4;
+    int c[2][SETS][4];
+    float t[2][2][2 * SETS], mine[8 * SETS];
+    const typename U::Row raw = U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15);
+    one_dots<U>(w, x, lane, zero, c, read);
 #pragma unroll
-        for (int u = 0; u < 2; u++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) raw[u][r] = U::fetch(w + u * U::UNIT + 2 * U::HALF, gid + 8 * r, tig);
-        one_dots<U>(w, x, lane, zero, v, read);
-#pragma unroll
-        for (int u = 0; u < 2; u++) {
-            float2 all = make_float2(0, 0), first = all;
-            if (F == FORM_S2M) { all = *(const float2 *)(sum + u * 8 + 2 * tig); first = *(const float2 *)(low + u * 8 + 2 * tig); }
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float a[2], b[2], m0[2], m1[2];
-                U::pair(raw[u][r], tig, a, b);
-                unit_mins<U>(raw[u][r], m0, m1);
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float y = fmaf(b[e], v[u][r][2 * e + 1], a[e] * v[u][r][2 * e]);
-                    if (F == FORM_S2M) y = fmaf(m1[e], e ? all.y - first.y : all.x - first.x, fmaf(m0[e], e ? first.y : first.x, y));
-                    t[u][r][e] = y;
-                }
-            }
-        }
-        one_change(box, lane, t, mine);
-        eight(delta + seg * 8, d);
-#pragma unroll
-        for (int j = 0; j < 8; j++) p = fmaf(d[j], mine[j], p);
-    } else { /* scales of one row a lane */
-        const typename U::Row raw = U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15);
-        one_dots<U>(w, x, lane, zero, v, read);
-#pragma unroll
-        for (int u = 0; u < 2; u++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) { t[u][r][0] = v[u][r][0]; t[u][r][1] = v[u][r][1]; }
-        one_change(box, lane, t, mine);
-        float a[8], b[8], s[8];
-        U::row(raw, a, b);
-        eight(delta + seg * 8, d);
-        if (F == FORM_S1M) eight(sum + seg * 8, s);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float y = a[j] * mine[j];
-            if (F == FORM_S1M) y = fmaf(b[j], s[j], y);
-            p = fmaf(d[j], y, p);
-        }
-    }
-    return p;
+    for (int u = 0; u < 2; u++) one_scaled<SETS>(c[u], delta + u * 16, lane & 3, t[u]);
+    one_change<SETS>(box, lane, t, mine);
+    return one_row_fold<U, SETS>(raw, mine, sum + seg * 8, low + seg * 8);
 }
 
 /* four values by a load that the compiler leaves before the dependency wait */
@@ -282,7 +274,7 @@ __device__ __forceinline__ void load_early(const float *p, float *v) {
 }
 __device__ __forceinline__ void load_one(const float *p, float *v) { asm volatile("ld.relaxed.gpu.global.f32 %0,[%1];" : "=f"(*v) : "l"(p) : "memory"); }
 
-/* Activations of one row in shared memory; low and sum only where the form reads them */
+/* Activations of one row in shared memory; delta as put_scale puts it, low and sum only where the form reads them */
 struct OneRow { uint8_t *codes; float *delta, *sum, *low; };
 
 /* eight values of the NORM, quantised; the first block writes them to norm.y as well */
@@ -291,9 +283,9 @@ template <Form F> __device__ __forceinline__ void one_put(const LinearArgs &a, c
     const int g = seg * 8 + (lane >> 2), c = seg * 256 + lane * 8;
     put_eight(o.codes + g * 32, lane, q);
     if (!(lane & 3)) {
-        o.delta[g] = q.d;
-        if (F == FORM_S1M || F == FORM_S2M) o.sum[g] = (float)q.sum;
-        if (F == FORM_S2M) o.low[g] = (float)q.low;
+        put_scale(o.delta, g, q.d);
+        if (F == FORM_S1M || F == FORM_S2M) o.sum[g] = q.d * (float)q.sum;
+        if (F == FORM_S2M) o.low[g] = q.d * (float)q.low;
     }
     if (blockIdx.x || c >= a.x.cols) return;
     *(float4 *)(a.norm.y + c) = make_float4(v[0], v[1], v[2], v[3]);
@@ -380,7 +372,7 @@ template <Form F> __device__ __forceinline__ void one_codes(const LinearArgs &a,
 template <Form F> __device__ __forceinline__ void one_stage(const LinearArgs &a, const OneRow &o, OneLoads &l) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < a.segs * 8; i += ONE_THREADS, one_group<F>(a, i, l.t[0])) {
-        o.delta[i] = l.t[0][0];
+        put_scale(o.delta, i, l.t[0][0]);
         if (F == FORM_S1M || F == FORM_S2M) o.sum[i] = l.t[0][1];
         if (F == FORM_S2M) o.low[i] = l.t[0][2];
     }
@@ -507,10 +499,11 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
     if (TWO) { __syncwarp(); two_here(); }
     pdl_trigger();
     const int pairs = work.pairs, pitch = pairs * 32 + 16; /* of a tile's p's; two tiles lie in separate banks */
-    float *boxes = (float *)(sm + ONE_BARS + (size_t)W * D * PAIR), *parts = boxes + W * 256;
+    constexpr int PLACES = 256 * OneActs<U>::SETS; /* floats of a warp's box */
+    float *boxes = (float *)(sm + ONE_BARS + (size_t)W * D * PAIR), *parts = boxes + W * PLACES;
     uint8_t *codes = (uint8_t *)(parts + (size_t)(work.count + work.extra > g.tiles ? 2 : 1) * g.tiles * pitch);
-    float *delta = (float *)(codes + pairs * 512), *sum = delta + (F == FORM_S1M || F == FORM_S2M) * pairs * 16, *low = sum + (F == FORM_S2M) * pairs * 16;
-    OneOut *outs = (OneOut *)(low + pairs * 16);
+    float *delta = (float *)(codes + pairs * 512), *sum = delta + pairs * 32, *low = sum + (F == FORM_S1M || F == FORM_S2M) * pairs * 16;
+    OneOut *outs = (OneOut *)(low + (F == FORM_S2M) * pairs * 16);
     const OneRow row = {codes, delta, sum, low};
     OneLoads loads;
     if (a.norm.x) one_weights(a, loads);
@@ -545,7 +538,7 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
             for (; i < to; i++, k++) {
                 if (pair != now) { x.load(codes + pair * 512, lane); now = pair; }
                 bar_wait(full + slot, phase);
-                const float p = one_fold<U>(ring + slot * PAIR, x, delta + pair * 16, sum + pair * 16, low + pair * 16, boxes + warp * 256, lane, zero, [&]() {
+                const float p = one_fold<U>(ring + slot * PAIR, x, delta + pair * 32, sum + pair * 16, low + pair * 16, boxes + warp * PLACES, lane, zero, [&]() {
                     __syncwarp(); /* the pair is in registers */
                     if (!((k + D) & 31)) src = work.source(k + D + lane);
                     ask(k + D, slot);
@@ -580,8 +573,8 @@ inline int one_most(int all, int blocks, int two) {
 template <class U> inline size_t one_shared(const OneShape &g, int segs, int blocks, int all, int two = 0) {
     const size_t pairs = (size_t)(segs + 1) / 2;
     const int most = one_most(all, blocks, two) * (g.glu ? 4 : 1);
-    const size_t scales = 1 + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) + (U::FORM == FORM_S2M), parts = (most > g.tiles ? 2 : 1) * (size_t)g.tiles * (pairs * 32 + 16) * 4;
-    return (size_t)ONE_BARS + (size_t)g.warps * (g.depth * 2 * U::UNIT + 1024) + parts + pairs * (512 + scales * 64) + ONE_OUTS * sizeof(OneOut);
+    const size_t scales = 2 + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) + (U::FORM == FORM_S2M), parts = (most > g.tiles ? 2 : 1) * (size_t)g.tiles * (pairs * 32 + 16) * 4;
+    return (size_t)ONE_BARS + (size_t)g.warps * (g.depth * 2 * U::UNIT + 1024 * OneActs<U>::SETS) + parts + pairs * (512 + scales * 64) + ONE_OUTS * sizeof(OneOut);
 }
 
 } // namespace bw

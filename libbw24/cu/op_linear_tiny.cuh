@@ -2,7 +2,7 @@
  * there. Owns the mapping of units to warps; the layout of weights is unit.cuh's, larger matrices are op_linear_one.cuh's.
  *
  * One text serves every type of unit. Before the dependency wait a warp brings its unit to the form of U_INT8H: int8 codes as the A registers of mma32,
- * two scales and two minima a group. Forms with one scale have all of a group in its first half, so that the second one is zero and changes nothing. */
+ * two scales and two minima a group. Forms with one scale have all of a group in its first half and their minimum in place of the second scale. */
 #ifndef BW24_CU_OP_LINEAR_TINY_CUH
 #define BW24_CU_OP_LINEAR_TINY_CUH
 
@@ -11,7 +11,7 @@
 namespace bw {
 
 enum TinyUnit { TINY_Q4_0, TINY_Q4_K, TINY_NVFP4, TINY_Q8_0, TINY_Q6_K, TINY_IQ4_XS, TINY_INT8, TINY_INT8H };
-enum { TINY_WARPS = 20, TINY_BOX = 136, TINY_SUMS = 20, TINY_SCRATCH = 64 }; /* TINY_BOX: floats of a warp, values by row and scales of the activations; TINY_SCRATCH: bytes */
+enum { TINY_WARPS = 20, TINY_BOX = 256 + 16, TINY_SUMS = 20, TINY_SCRATCH = 64 }; /* TINY_BOX: floats of a warp, values by row, then each group's alphas; TINY_SCRATCH: bytes */
 
 struct TinyShape {
     int unit[LINEAR_PARTS]; /* TinyUnit of each part */
@@ -19,11 +19,12 @@ struct TinyShape {
     int turn; /* 0: a first turn through the code before the dependency wait, which keeps nothing; 1: none */
 };
 
-/* A unit in a warp's registers: of group j the A registers of mma32; of row gid + 8r and group 2 tig + e the scales of both halves and their minima */
+/* A unit in a warp's registers: of group j the A registers of mma32; of row lane % 16 and group 4 (lane / 16) + k scale and second scale, or the
+ * minimum of a group with one scale, and the minima of halves */
 struct TinyWeights {
     uint32_t a[8][4];
-    float s[2][2], t[2][2], m[2][2], n[2][2];
-    int halves; /* a group's halves have scales of their own */
+    float s[4], t[4], m[4], n[4];
+    int halves, minima; /* a group's halves have scales of their own; and minima */
 };
 
 template <class U> __device__ __forceinline__ void tiny_fetch(const uint8_t *w, size_t unit, int lane, TinyWeights &o) {
@@ -36,7 +37,7 @@ template <class U> __device__ __forceinline__ void tiny_fetch(const uint8_t *w, 
 #pragma unroll
         for (int r = 0; r < 2; r++) pk[r][i] = U::template load_pack<false>(w + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
 #pragma unroll
-    for (int r = 0; r < 2; r++) raw[r] = U::fetch(w + 2 * U::HALF, (lane >> 2) + 8 * r, lane & 3);
+    for (int i = 0; i < 2; i++) raw[i] = U::fetch(w + 2 * U::HALF, lane & 15, (lane >> 4) * 2 + i);
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -48,19 +49,19 @@ template <class U> __device__ __forceinline__ void tiny_fetch(const uint8_t *w, 
             o.a[j][2 + r] = hi;
         }
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int i = 0; i < 2; i++) {
         float a[2], b[2];
-        U::pair(raw[r], lane & 3, a, b);
-        unit_mins<U>(raw[r], o.m[r], o.n[r]);
+        U::pair(raw[i], (lane >> 4) * 2 + i, a, b);
+        unit_mins<U>(raw[i], o.m + 2 * i, o.n + 2 * i);
         if (U::UNSIGNED) a[1] *= 16.0f;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            o.s[r][e] = a[e];
-            o.t[r][e] = HALVES ? b[e] : 0.0f;
-            if (!HALVES) o.m[r][e] = b[e];
+            o.s[2 * i + e] = a[e];
+            o.t[2 * i + e] = b[e];
         }
     }
     o.halves = HALVES;
+    o.minima = U::FORM == FORM_S2M;
 }
 __device__ __forceinline__ void tiny_weights(int type, const uint8_t *w, size_t unit, int lane, TinyWeights &o) {
     switch (type) {
@@ -132,9 +133,10 @@ __device__ __forceinline__ TinyActs tiny_norm(const LinearArgs &a, const float (
     return {o.w0, o.w1, o.d};
 }
 
-/* The integers and sums of codes: c[e] of group 2 tig + e, columns first and second half of rows gid and gid + 8; low and high: sums of the halves */
-__device__ __forceinline__ void tiny_dots(const TinyWeights &q, const TinyActs &x, int lane, int (*c)[4], float *low, float *high) {
-    const int gid = lane >> 2, tig = lane & 3;
+/* The accumulators: c[e] of group 2 tig + e, columns first and second half of rows gid and gid + 8. low and high: sums of codes of the halves of the lane's
+ * group lane / 4; of a group with one scale low is the whole sum */
+__device__ __forceinline__ void tiny_dots(const TinyWeights &q, const TinyActs &x, int lane, int (*c)[4], float &low, float &high) {
+    const int gid = lane >> 2;
     const uint32_t y0 = __shfl_xor_sync(~0u, x.w0, 4), y1 = __shfl_xor_sync(~0u, x.w1, 4); /* the group beside the lane's */
     const uint32_t even = q.halves ? y1 : x.w1, odd = q.halves ? x.w1 : y1;
     const int first = __dp4a((int)x.w0, 0x01010101, 0), second = __dp4a((int)x.w1, 0x01010101, 0);
@@ -152,41 +154,45 @@ __device__ __forceinline__ void tiny_dots(const TinyWeights &q, const TinyActs &
         mma32(c[0], a[0], a[1], a[2], a[3], x.w0 & in, even & in_y);
         mma32(c[1], b[0], b[1], b[2], b[3], y0 & in, odd & in_y);
     }
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        const int sum = __shfl_sync(~0u, both, 8 * tig + 4 * e), l = (int16_t)sum;
-        low[e] = (float)l;
-        high[e] = (float)((sum - l) >> 16);
-    }
+    const int l = (int16_t)both;
+    low = (float)l;
+    high = (float)((both - l) >> 16);
 }
 
-/* p of row lane % 16 of the unit. box: TINY_BOX floats of the warp */
-__device__ __forceinline__ float tiny_fold(const TinyWeights &q, const TinyActs &x, int lane, float *box) {
-    const int gid = lane >> 2, tig = lane & 3;
-    int c[2][4];
-    float low[2], high[2], t[8], d[8], p = 0.0f;
-    tiny_dots(q, x, lane, c, low, high);
-    float *to = box + gid * 8 + ((2 * tig) ^ (gid & 4)); /* as one_change has it: no bank twice */
+/* p with the lane's four groups folded in; v: their i, by halves (one scale: i and alpha), al: their alphas. A minimum of zero changes nothing. */
+__device__ __forceinline__ float tiny_groups(const TinyWeights &q, const float (&v)[8], const float (&al)[8], float p) {
+    if (!q.minima) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float y[2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            y[e] = q.s[r][e] * (__int_as_float(c[e][2 * r]) - MAGIC_F);
-            y[e] = fmaf(q.t[r][e], __int_as_float(c[e][2 * r + 1]) - MAGIC_F, y[e]);
-            y[e] = fmaf(q.n[r][e], high[e], fmaf(q.m[r][e], low[e], y[e]));
-        }
-        *(float2 *)(to + r * 64) = make_float2(y[0], y[1]);
+        for (int k = 0; k < 4; k++) p = fmaf(q.t[k], v[2 * k + 1], fmaf(q.s[k], v[2 * k], p));
+        return p;
     }
-    if (!tig) box[128 + gid] = x.d;
-    __syncwarp();
-    const int row = lane & 15;
-    const float4 u = *(const float4 *)(box + row * 8 + (row & 4)), v = *(const float4 *)(box + row * 8 + (~row & 4));
-    t[0] = u.x; t[1] = u.y; t[2] = u.z; t[3] = u.w; t[4] = v.x; t[5] = v.y; t[6] = v.z; t[7] = v.w;
-    eight(box + 128, d);
 #pragma unroll
-    for (int j = 0; j < 8; j++) p = fmaf(d[j], t[j], p);
+    for (int k = 0; k < 4; k++) p = fmaf(q.n[k], al[2 * k + 1], fmaf(q.m[k], al[2 * k], fmaf(q.t[k], v[2 * k + 1], fmaf(q.s[k], v[2 * k], p))));
     return p;
+}
+
+/* p of row lane % 16 of the unit, in the upper half of the warp: the lower half folds the first four groups. box: TINY_BOX floats of the warp */
+__device__ __forceinline__ float tiny_fold(const TinyWeights &q, const TinyActs &x, int lane, float *box) {
+    const int gid = lane >> 2, tig = lane & 3, row = lane & 15, half = lane >> 4;
+    int c[2][4];
+    float low, high, v[8], al[8];
+    tiny_dots(q, x, lane, c, low, high);
+    const GroupScale d0(__shfl_sync(~0u, x.d, 8 * tig)), d1(__shfl_sync(~0u, x.d, 8 * tig + 4));
+    float *to = box + gid * 16 + (tig ^ (gid >> 1)) * 4; /* as one_change has it: no bank twice */
+#pragma unroll
+    for (int r = 0; r < 2; r++) *(float4 *)(to + r * 128) = make_float4(d0.of(c[0][2 * r]), d0.of(c[0][2 * r + 1]), d1.of(c[1][2 * r]), d1.of(c[1][2 * r + 1]));
+    if (!tig) *(float2 *)(box + 256 + gid * 2) = make_float2(x.d * low, x.d * high);
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const float4 u = *(const float4 *)(box + row * 16 + ((2 * half + k) ^ (row >> 1 & 3)) * 4);
+        v[4 * k] = u.x; v[4 * k + 1] = u.y; v[4 * k + 2] = u.z; v[4 * k + 3] = u.w;
+    }
+    eight(box + 256 + half * 8, 0, al);
+#pragma unroll
+    for (int k = 0; k < 4; k++) v[2 * k + 1] = q.halves ? v[2 * k + 1] : al[2 * k];
+    const float p = tiny_groups(q, v, al, 0.0f);
+    return tiny_groups(q, v, al, __shfl_sync(~0u, p, row));
 }
 
 /* y of N outputs from +0, segments ascending; ps: of the first segment, `step` floats from one to the next, outputs 32 apart */
@@ -251,7 +257,7 @@ __global__ void __launch_bounds__(32 * TINY_WARPS, 1) k_linear_tiny(const __grid
         const TinyActs x = a.norm.x ? tiny_norm(a, w, seg, lane, !tile, turn && !tile && !blockIdx.x, sums, turn ? a.norm.op : (int)NO_FAULT) : tiny_codes(a.x, seg, lane);
         if (out && p.res) load_one(p.res + col, &res);
         const float v = tiny_fold(q, x, lane, box);
-        if (lane < 16) ps[warp * 16 + lane] = v;
+        if (lane > 15) ps[warp * 16 + lane - 16] = v;
         __syncthreads();
         if (warp) continue;
         if (g.glu) {

@@ -74,7 +74,7 @@ static __global__ void __launch_bounds__(ROUTER_THREADS, 4) k_router(RouterArgs 
         put_eight((uint8_t *)a.o.q + (size_t)row * a.o.cols + g * 32, lane, q);
         if (lane & 3) return;
         const size_t at = (size_t)g * a.o.ld + row;
-        a.o.delta[at] = q.d; a.o.sum[at] = (float)q.sum; a.o.low[at] = (float)q.low;
+        put_scales(a.o, at, q);
     });
     if (maker) return;
     asm volatile("cp.async.wait_all;" ::: "memory");

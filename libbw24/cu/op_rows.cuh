@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(512) k_norm_quant(NormArgs a) {
         put_eight((uint8_t *)a.o.q + (size_t)row * a.o.cols + g * 32, lane, q);
         if (lane & 3) return;
         size_t at = (size_t)g * a.o.ld + row;
-        a.o.delta[at] = q.d; a.o.sum[at] = (float)q.sum; a.o.low[at] = (float)q.low;
+        put_scales(a.o, at, q);
     });
 }
 
@@ -70,7 +70,7 @@ __device__ __forceinline__ void norm_end(const NormArgs &a, int row, int seg, in
     put_eight((uint8_t *)a.o.q + (size_t)row * a.o.cols + g * 32, lane, q);
     if (lane & 3) return;
     const size_t at = (size_t)g * a.o.ld + row;
-    a.o.delta[at] = q.d; a.o.sum[at] = (float)q.sum; a.o.low[at] = (float)q.low;
+    put_scales(a.o, at, q);
 }
 
 /* The same for n = 256 S, S <= NORM_SEGS, a warp a segment; short, for at few rows its time is that of one pass through the code. Each block of a row
@@ -154,7 +154,7 @@ static __global__ void __launch_bounds__(256) k_quant_wide(QuantArgs a) {
     put_eight((uint8_t *)a.o.q + (size_t)row * a.o.cols + c / 32 * 32, lane, q);
     if (lane & 3) return;
     const size_t s = (size_t)(c >> 5) * a.o.ld + row;
-    a.o.delta[s] = q.d; a.o.sum[s] = (float)q.sum; a.o.low[s] = (float)q.low;
+    put_scales(a.o, s, q);
 }
 
 /* rotation tables of the step's rows: cs [rows][rot] as rope.h lays them out; inv [rot / 2] inverse frequency / factor */

@@ -76,7 +76,7 @@ struct Nibbles {
     typedef uint32_t Pair;
     static __device__ __forceinline__ Pair fetch(const uint8_t *scales, int row, int w) { return *(const uint32_t *)(scales + row * 16 + w * 4); }
 };
-/* all pairs of a row, for the forms with one scale a group: fetch_row, and row -> scales a and b of the 8 groups */
+/* all pairs of a row: fetch_row, and row -> scales a and b of the 8 groups */
 template <class U> struct RowOfPairs {
     typedef uint4 Row;
     static __device__ __forceinline__ Row fetch_row(const uint8_t *scales, int row) { return *(const uint4 *)(scales + row * 16); }
@@ -153,31 +153,23 @@ __device__ __forceinline__ uint32_t upper_half(uint32_t w) {
     return v;
 }
 
-/* A value below zero and one above it lie in words of their own, the other's byte 0: a nibble whose bit 3 is set makes prmt repeat the top bit of a
- * byte of the table, which is clear. Four prmt where signed codes take six. */
+/* Values from zero up and values below zero lie in words of their own: plus holds value + 1 for each value from zero up and 0 for the others, minus holds
+ * each value below zero and -1 for the others: a nibble whose bit 3 is set makes prmt repeat the top bit of a byte of the table, which is clear in the one
+ * and set in the other. So plus . x + minus . x is the product, with four prmt where signed codes take six. OFF: halves move off the pipe of prmt. */
 struct TableApart { uint32_t plus[2], minus[2]; }; /* word tig, word tig + 4 */
-__device__ __forceinline__ TableApart table_apart(uint32_t w, uint32_t clear0, uint32_t clear1, uint32_t set0, uint32_t set1) {
-    const uint32_t v = w ^ 0x88888888u;
-    return {{prmt(clear0, clear1, w), prmt(clear0, clear1, upper_half(w))}, {prmt(set0, set1, v), prmt(set0, set1, upper_half(v))}};
-}
-
-/* The same for one product over both words: plus holds value + 1 for each value from zero up and 0 for the others, minus holds each value below zero and
- * -1 for the others, whose table bytes have their top bit set; so plus . x + minus . x is the product. */
-__device__ __forceinline__ TableApart table_signs(uint32_t below, uint32_t above, uint32_t p0, uint32_t p1, uint32_t m0, uint32_t m1) {
-    return {{prmt(p0, p1, above), prmt(p0, p1, above >> 16)}, {prmt(m0, m1, below), prmt(m0, m1, below >> 16)}};
+template <bool OFF> __device__ __forceinline__ TableApart table_signs(uint32_t below, uint32_t above, uint32_t p0, uint32_t p1, uint32_t m0, uint32_t m1) {
+    const uint32_t a = OFF ? upper_half(above) : above >> 16, b = OFF ? upper_half(below) : below >> 16;
+    return {{prmt(p0, p1, above), prmt(p0, p1, a)}, {prmt(m0, m1, below), prmt(m0, m1, b)}};
 }
 
 /* E2M1 codes, values doubled; the low 16 bits of a word are word tig, the high 16 bits word tig + 4, columns ascending; one scale a half */
-struct U_NVFP4 : Nibbles {
+struct U_NVFP4 : Nibbles, RowOfPairs<U_NVFP4> {
     static constexpr Form FORM = FORM_S2;
     static constexpr bool APART = true;
-    /* zero: 0, perhaps in a way that the compiler does not see, so that it keeps half of the table in a register */
-    static __device__ __forceinline__ TableApart apart(const Pack &p, int c, uint32_t zero = 0) {
-        return table_apart(word_of(p.v, c), 0x03020100u | zero, 0x0c080604u, 0x03020100u | zero, 0x0c080604u);
-    }
-    static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) { /* the nibble of -0 does not occur; zero: as apart's */
+    /* The nibble of -0 does not occur. zero: 0 in a way that the compiler does not see, so that it keeps half of the table in a register */
+    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) {
         const uint32_t w = word_of(p.v, c);
-        return table_signs(w ^ 0x88888888u, w, 0x04030201u | zero, 0x0d090705u, 0xfdfeff80u | zero, 0xf4f8fafcu);
+        return table_signs<OFF>(w ^ 0x88888888u, w, 0x04030201u | zero, 0x0d090705u, 0xfdfeff80u | zero, 0xf4f8fafcu);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
@@ -197,13 +189,9 @@ struct U_NVFP4 : Nibbles {
 struct U_IQ4_XS : Nibbles, RowOfPairs<U_IQ4_XS> {
     static constexpr Form FORM = FORM_S1;
     static constexpr bool APART = true;
-    static __device__ __forceinline__ TableApart apart(const Pack &p, int c, uint32_t zero = 0) { /* the lower half of the table is below zero */
-        TableApart t = table_apart(word_of(p.v, c), 0x4153687fu | zero, 0x0a162331u, 0x26190d01u | zero, 0x71594535u);
-        return {{t.minus[0], t.minus[1]}, {t.plus[0], t.plus[1]}};
-    }
-    static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) {
+    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) { /* the lower half of the table is below zero */
         const uint32_t w = word_of(p.v, c);
-        return table_signs(w, w ^ 0x88888888u, 0x271a0e02u | zero, 0x725a4636u, 0xbfad9881u | zero, 0xf6eaddcfu);
+        return table_signs<OFF>(w, w ^ 0x88888888u, 0x271a0e02u | zero, 0x725a4636u, 0xbfad9881u | zero, 0xf6eaddcfu);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
@@ -254,6 +242,12 @@ struct U_Q6_K {
         a[0] = d * (big_byte(v, 0) - 8388736.0f); b[0] = d * (big_byte(v, 1) - 8388736.0f);
         a[1] = d * (big_byte(v, 2) - 8388736.0f); b[1] = d * (big_byte(v, 3) - 8388736.0f);
     }
+    struct Row { uint4 v; uint16_t d; };
+    static __device__ __forceinline__ Row fetch_row(const uint8_t *s, int row) { return {*(const uint4 *)(s + row * 16), *(const uint16_t *)(s + 256 + row * 2)}; }
+    static __device__ __forceinline__ void row(const Row &p, float *a, float *b) {
+#pragma unroll
+        for (int w = 0; w < 4; w++) pair({word_of(p.v, w), p.d}, w, a + 2 * w, b + 2 * w);
+    }
 };
 
 /* codes as U_Q8_0; scales a row: 8 scales, then 8 minima, f32 */
@@ -300,6 +294,19 @@ struct U_INT8H : U_Q8_0 {
     static __device__ __forceinline__ void mins(const Pair &p, float *m0, float *m1) {
         float4 x = p.m;
         m0[0] = x.x; m1[0] = x.y; m0[1] = x.z; m1[1] = x.w;
+    }
+    struct Row { float4 x[4], m[4]; };
+    static __device__ __forceinline__ Row fetch_row(const uint8_t *s, int row) {
+        const float4 *f = (const float4 *)(s + row * 128);
+        return {{f[0], f[1], f[2], f[3]}, {f[4], f[5], f[6], f[7]}};
+    }
+    static __device__ __forceinline__ void row(const Row &p, float *a, float *b) {
+#pragma unroll
+        for (int w = 0; w < 4; w++) pair({p.x[w], p.m[w]}, w, a + 2 * w, b + 2 * w);
+    }
+    static __device__ __forceinline__ void row_mins(const Row &p, float *m0, float *m1) {
+#pragma unroll
+        for (int w = 0; w < 4; w++) mins({p.x[w], p.m[w]}, m0 + 2 * w, m1 + 2 * w);
     }
 };
 

@@ -6,18 +6,14 @@
 
 enum { SHARED = 227 * 1024 };
 
-/* weights of n outputs, zero past them and past the columns; the nibble of -0, which packing never writes, is left out */
+/* weights of n outputs, zero past them and past the columns */
 template <class U> std::vector<uint8_t> matrix(int n, int cols) {
     const int segs = (cols + 255) / 256, tiles = (n + 31) / 32 * 2;
     std::vector<uint8_t> mem((size_t)tiles * segs * U::UNIT, 0);
     for (int i = 0; i < tiles * segs && i / segs * 16 < n; i++) {
         uint8_t *u = mem.data() + (size_t)i * U::UNIT;
         if ((i % segs + 1) * 256 <= cols)
-            for (int k = 0; k < 2 * U::HALF; k++) {
-                u[k] = (uint8_t)(U::PACKS == 1 ? random32() : random32() % 255 - 127);
-                if (std::is_same_v<U, U_NVFP4> && (u[k] & 15) == 8) u[k] ^= 1;
-                if (std::is_same_v<U, U_NVFP4> && u[k] >> 4 == 8) u[k] ^= 16;
-            }
+            for (int k = 0; k < 2 * U::HALF; k++) u[k] = code_byte<U>(U::PACKS == 1 ? random32() : random32() % 255 - 127);
         fill_scales<U>(u + 2 * U::HALF);
     }
     return mem;

@@ -25,7 +25,7 @@ template <class U> void check(const char *name, const Case &c) {
         for (size_t u = 0; u < p.w.size() / U::UNIT; u++) {
             uint8_t *at = p.w.data() + u * U::UNIT;
             if (c.cols / 32 - (int)(u % segs) * 8 >= 8)
-                for (int k = 0; k < 2 * U::HALF; k++) at[k] = (uint8_t)random32();
+                for (int k = 0; k < 2 * U::HALF; k++) at[k] = code_byte<U>(random32());
             fill_scales<U>(at + 2 * U::HALF);
         }
         for (int k = 0; k < p.n; k++) { p.bias.push_back(unit()); p.res.push_back(unit()); }

@@ -37,7 +37,7 @@ Part matrix(int n, int cols, int type, float scale) {
         for (size_t i = 0; i < p.w.size() / U::UNIT; i++) {
             uint8_t *at = p.w.data() + i * U::UNIT;
             if (cols / 32 - (int)(i % segs) * 8 >= 8)
-                for (int k = 0; k < 2 * U::HALF; k++) at[k] = (uint8_t)random32();
+                for (int k = 0; k < 2 * U::HALF; k++) at[k] = code_byte<U>(random32());
             fill_scales<U>(at + 2 * U::HALF);
         }
     });

@@ -22,7 +22,7 @@ template <class U> struct Matrices {
         for (size_t u = 0; u < mem.size() / U::UNIT; u++) {
             uint8_t *p = mem.data() + u * U::UNIT;
             const int groups = min(8, cols / 32 - (int)(u % segs) * 8);
-            for (int i = 0; i < 2 * U::HALF; i++) p[i] = (uint8_t)(U::UNSIGNED || U::PACKS == 1 ? random32() : random32() % 255 - 127);
+            for (int i = 0; i < 2 * U::HALF; i++) p[i] = code_byte<U>(U::UNSIGNED || U::PACKS == 1 ? random32() : random32() % 255 - 127);
             if (groups < 8)
                 for (int i = 0; i < 2 * U::HALF; i++) p[i] = 0;
             fill_scales<U>(p + 2 * U::HALF);
