@@ -13,7 +13,7 @@ from test_cuda_emulated_linear import source as linear_source
 from test_cuda_emulated_linear import without_ptx
 
 SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_linear_one", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm",
-           "op_router", "bf16", "op_gemm_wgmma", "op_gemm_groups", "op_gemm_fast")
+           "op_router", "bf16", "op_gemm_wgmma", "op_gemm_codes", "op_gemm_groups", "op_gemm_fast")
 
 # products of a warp group: each warp has its 16 of the 64 outputs, the rows come from shared memory by the place that wg_rows gives
 WARP_GROUPS = """inline uint64_t wg_rows(const uint8_t *tile, int at) { return (uint64_t)tile + at; }
@@ -21,11 +21,14 @@ inline void wg_mma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) { emu:
 template <int N> inline void wg_wait() {}
 inline uint32_t bf16_times(uint32_t a, uint32_t b) { return emu::bf16_times(a, b); }
 """
-WARP_GROUPS_F16 = """template <bool FIRST>
-inline void wg_mma64(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) { emu::wg_mma64(&d[0][0], a, b, FIRST); }
+WARP_GROUPS_F16 = """template <bool FIRST, int N>
+inline void wg_f16(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b) { emu::wg_f16(&d[0][0], a, b, FIRST, N); }
 inline uint64_t wg_further(uint64_t rows, int bytes) { return rows + bytes; }
-inline void wg_held(float (&)[8][4]) {}
+template <int N> inline void wg_held(float (&)[N][4]) {}
+inline uint32_t and_or(uint32_t v, uint32_t mask, uint32_t k) { return (v & mask) | k; }
+inline uint32_t and_xor(uint32_t v, uint32_t mask, uint32_t k) { return (v & mask) ^ k; }
 inline uint32_t halves_less(uint32_t v, uint32_t zero) { return emu::halves_less(v, zero); }
+inline uint32_t sixteenths_plus(uint32_t v, uint32_t zero) { return emu::sixteenths_plus(v, zero); }
 """
 
 
@@ -36,8 +39,8 @@ def source(name: str) -> str:
         text = without_ptx(text)
         if name == "op_gemm_wgmma":
             text = between(text, "template <int N> __device__ __forceinline__ void wg_wait", "/* ---- activations", WARP_GROUPS)
-        if name == "op_gemm_groups":
-            text = between(text, "/* d [64 outputs][64 rows]", "__device__ __forceinline__ uint32_t signed_pair", WARP_GROUPS_F16)
+        if name == "op_gemm_codes":
+            text = between(text, "/* ---- the instruction", "/* group g of a pack", WARP_GROUPS_F16)
         return text.replace('"../route.h"', f'"{ROOT / "libbw24" / "route.h"}"')
     return linear_source(name)
 

@@ -6,12 +6,12 @@ namespace bw {
 
 size_t gemm_acts_bytes(bool warp_groups, bool fast, size_t rows, size_t cols) {
     const size_t padded = (rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD, stages = (cols + 127) / 128 * 2;
-    const size_t bf16 = fast ? padded * stages * 128 : 0, codes = warp_groups ? (rows + GG_ROWS - 1) / GG_ROWS * stages * GG_STAGE : 0;
+    const size_t bf16 = fast ? padded * stages * 128 : 0, codes = warp_groups ? group_acts_bytes((rows + 127) / 128 * 128, (int)cols) : 0;
     return bf16 > codes ? bf16 : codes;
 }
 
 void gemm_codes(Queue &q, const Acts &x, uint8_t *acts) {
-    launch(q, k_fast_acts, dim3((unsigned)((x.cols + 127) / 128 * 2 + 7) / 8, (unsigned)(x.ld / 8)), 256, 0, x, acts, 0, true);
+    launch(q, k_fast_acts, dim3((unsigned)(group_stages(x.cols) + 7) / 8, (unsigned)(x.ld / 8)), 256, 0, x, acts, 0, true);
 }
 
 /* what a block has */

@@ -11,7 +11,7 @@ enum { FAST_LEAST_ROWS = 33 };
 
 /* bytes of the bf16 activations of `rows` rows, or of the f16 ones that the exact GEMM of warp groups reads */
 size_t gemm_acts_bytes(bool warp_groups, bool fast, size_t rows, size_t cols);
-/* the codes of x as f16, with scales and sums: op_gemm_groups.cuh */
+/* the activations of x as f16: op_gemm_codes.cuh */
 void gemm_codes(Queue &q, const Acts &x, uint8_t *acts);
 /* kernels of these units exist in the class and fit the card */
 bool gemm_fast_fits(const Queue &q, const LinearKernels *k);

@@ -129,9 +129,14 @@ template <class U> size_t gemm_bytes(const Queue &q) {
 template <class U> bool gemm_fits(const Queue &q) { return gemm_bytes<U>(q) <= (size_t)q.shared_max; }
 template <class U> void linear_gemm(Queue &q, const LinearArgs &a, uint8_t *acts) {
     int tiles = 0;
-    if (group_shape<U>(q)) gemm_codes(q, a.x, acts);
     for (int i = 0; i < a.n_parts; i++) tiles += (a.part[i].n + 127) / 128;
-    launch(q, k_linear_gemm<U>, dim3((unsigned)((a.rows + 127) / 128), (unsigned)tiles), group_shape<U>(q) ? GG_THREADS : 256, gemm_bytes<U>(q), a, (const uint8_t *)acts);
+    const int blocks = (a.rows + 127) / 128, places = tiles * blocks;
+    dim3 grid((unsigned)blocks, (unsigned)tiles);
+    if (group_shape<U>(q)) {
+        gemm_codes(q, a.x, acts);
+        grid = dim3((unsigned)(places < q.sms ? places : q.sms));
+    }
+    launch(q, k_linear_gemm<U>, grid, group_shape<U>(q) ? GG_THREADS<U> : 256, gemm_bytes<U>(q), a, (const uint8_t *)acts);
 }
 
 #define BW_LINEAR_KERNELS(name, type, kernels, packs) \

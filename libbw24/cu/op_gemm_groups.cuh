@@ -1,280 +1,371 @@
-/* LINEAR of many rows on sm_90a: the program of op_gemm.cuh, hence the same bits, with the products by warp-group instructions. A block has 128 outputs x 128
- * rows: two warp groups of 64 outputs each, in two chunks of 64 rows; a warp of the third group asks for what the rings take. Codes of weights and activations
- * are small integers, which f16 holds exactly, and so is a group's sum in f32 (below 2^24 of its last place): it comes as a float and needs no conversion.
- * While a chunk of a group is folded, the other one is multiplied. Owns the order of the f16 activations; knows no launch.
+/* LINEAR of many rows on sm_90a: the program of op_gemm.cuh, hence the same bits, with products by warp-group instructions. Weights come from registers, so that
+ * a lane's scales stand in two registers a group; activations (op_gemm_codes.cuh) from shared memory. A group's products are scale times integer sum already,
+ * as a float: one fma for each weight scale, and nothing is loaded for it but alpha where there are minima.
  *
- * Activations: [128 rows][64 columns] as 128 rows of 128 bytes, the 16-byte places of a row swapped by row % 8 (the instruction's 128-byte swizzle), then
- * scales and sums of codes, [2 groups][128 rows] each. Place 2e + i of a group's four has columns 16e + 4t + i and two more for t = 0 .. 3: what lane t of a
- * quad has in value i and i + 2 of word e of a unit. Rows 4t + 2e + i of 16 lie in places 8e + 2t + i, as in op_gemm.cuh. */
+ * A block has 128 outputs x 128 rows at a time and walks from one such place to the next. Warp groups multiply and fold (two of 64 outputs x 128 rows, or four
+ * of 64 x 64); while one product of a group is folded the next one runs. One warp of the last group asks for what the rings take, three decode scales. p begins
+ * anew every segment and y takes it in at the segment's end: y's first places stand in registers, the others in shared memory. Knows no launch. */
 #ifndef BW24_CU_OP_GEMM_GROUPS_CUH
 #define BW24_CU_OP_GEMM_GROUPS_CUH
 
-#include "op_gemm_wgmma.cuh"
+#include "op_gemm_codes.cuh"
 
 namespace bw {
 
-constexpr int GG_ROWS = 128, GG_CODES = GG_ROWS * 128, GG_STAGE = GG_CODES + 4 * GG_ROWS * 4, GG_THREADS = 384, GG_ACT_SLOTS = 4, GG_SLOTS = 3;
+/* units that this form serves */
+template <class U> constexpr bool by_groups = U::FORM != FORM_S2M;
 
-/* rings: activations in stages of 64 columns, weights in halves (128 columns), raw scales by segment; a warp's scales of the half that it works on; results so
- * far, a place for each thread */
+/* Rows of a warp group, rows of a product, places of eight rows of y in registers; measured */
+template <class U> struct GroupShape { static constexpr int ROWS = 128, N = 64, HELD = 8; };
+
+constexpr int GG_ROWS = 128, GG_ACT_SLOTS = 4, GG_SLOTS = 4, GG_HELPERS = 3; /* a segment of activations, two of weights */
+template <class U> constexpr int GG_WARPS = GroupShape<U>::ROWS == 128 ? 8 : 16;
+template <class U> constexpr int GG_THREADS = GG_WARPS<U> * 32 + 128;
+
+/* rings: activations in stages of 64 columns, weights in halves (128 columns), raw scales by segment; scales of a half, decoded */
 template <class U> struct alignas(1024) GroupShared {
-    uint8_t b[GG_ACT_SLOTS][GG_STAGE];
+    static constexpr int Y = GroupShape<U>::ROWS / 8 - GroupShape<U>::HELD;
+    uint8_t b[GG_ACT_SLOTS][GG_ROWS * 128];
+    float alpha[U::FORM == FORM_S1M ? GG_ACT_SLOTS : 1][2][GG_ROWS];
     uint8_t a[GG_SLOTS][8 * U::HALF];
     uint8_t raw[2][8 * U::SCALE];
-    float4 y[16][256];
-    float2 scale[8][4][16]; /* [warp][group][row] */
-    uint64_t full_b[GG_ACT_SLOTS], free_b[GG_ACT_SLOTS], full_a[GG_SLOTS], free_a[GG_SLOTS];
+    float4 y[Y ? Y : 1][GG_WARPS<U> * 32];
+    float2 scale[2][4][128]; /* [half][group][output] */
+    int slow;                /* rows of factor 0 are among the block's */
+    uint64_t full_b[GG_ACT_SLOTS], free_b[GG_ACT_SLOTS], full_a[GG_SLOTS], free_a[GG_SLOTS], full_s[2], free_s[2];
 };
 
-/* units that this form serves: two scales a group, where an int8 accumulator each and their conversion cost more than the other forms have; Q4_K was 3 % slower so */
-template <class U> constexpr bool by_groups = U::FORM == FORM_S2;
-
-/* ---- the instructions */
-/* d [64 outputs][64 rows] = a [64][16] times the rows at b, or += that */
-#define BW_WG64(first, c)                                                                                                                      \
-    asm volatile("{.reg .pred p; setp.ne.b32 p," first ",0;\n"                                                                                 \
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"                                                                        \
-                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                                      \
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},"                                                           \
-                 "{%32,%33,%34,%35},%36,p,1,1,0;}"                                                                                             \
-                 : c(d[0][0]), c(d[0][1]), c(d[0][2]), c(d[0][3]), c(d[1][0]), c(d[1][1]), c(d[1][2]), c(d[1][3]), c(d[2][0]), c(d[2][1]),     \
-                   c(d[2][2]), c(d[2][3]), c(d[3][0]), c(d[3][1]), c(d[3][2]), c(d[3][3]), c(d[4][0]), c(d[4][1]), c(d[4][2]), c(d[4][3]),     \
-                   c(d[5][0]), c(d[5][1]), c(d[5][2]), c(d[5][3]), c(d[6][0]), c(d[6][1]), c(d[6][2]), c(d[6][3]), c(d[7][0]), c(d[7][1]),     \
-                   c(d[7][2]), c(d[7][3])                                                                                                      \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-template <bool FIRST> __device__ __forceinline__ void wg_mma64(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
-    if constexpr (FIRST) BW_WG64("0", "=f");
-    else BW_WG64("1", "+f");
+/* ---- a block's places: blockIdx.x, blockIdx.x + gridDim.x, ...; those of the same outputs follow each other */
+struct GroupPlace { int part, tile, rows; }; /* tile: of 128 outputs; rows: block of 128 */
+__device__ __forceinline__ int group_blocks(const LinearArgs &a) { return (a.rows + GG_ROWS - 1) / GG_ROWS; }
+__device__ __forceinline__ int group_places(const LinearArgs &a) {
+    int n = 0;
+    for (int i = 0; i < a.n_parts; i++) n += (a.part[i].n + 127) / 128;
+    n *= group_blocks(a);
+    return (int)blockIdx.x < n ? (n - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0;
 }
-#undef BW_WG64
-/* the same rows' columns, or others of the tile, `bytes` further on */
-__device__ __forceinline__ uint64_t wg_further(uint64_t rows, int bytes) { return rows + (uint64_t)(bytes >> 4); }
-/* results of the instructions that have been waited for: not read before */
-__device__ __forceinline__ void wg_held(float (&d)[8][4]) {
-#pragma unroll
-    for (int i = 0; i < 32; i++) asm volatile("" : "+f"((&d[0][0])[i]));
-}
-/* two codes, read as f16 1024 + code, less what they are too much */
-__device__ __forceinline__ uint32_t halves_less(uint32_t v, uint32_t zero) {
-    const __half2 d = __hsub2(*(__half2 *)&v, *(__half2 *)&zero);
-    return *(uint32_t *)&d;
-}
-__device__ __forceinline__ uint32_t signed_pair(uint32_t w, int i) { return halves_less(prmt(w ^ 0x80808080u, 0x64646464u, i ? 0x4341 : 0x4240), 0x64806480u); }
-
-/* ---- activations in the order above, zeros in columns past the row's; a warp has 8 rows of 64 columns, a lane a place of two */
-__device__ __forceinline__ void group_acts(const Acts &a, uint8_t *to) {
-    const int lane = threadIdx.x & 31, stages = (a.cols + 127) / 128 * 2, stage = blockIdx.x * 8 + (threadIdx.x >> 5), place = lane & 7, g = 2 * stage + (place >> 2);
-    if (stage >= stages) return;
-    uint4 q[2][2];
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        const uint4 *p = (const uint4 *)(a.q + (size_t)(blockIdx.y * 8 + (lane >> 3) + 4 * j) * a.cols + g * 32), zero = make_uint4(0, 0, 0, 0);
-        const bool have = g < a.cols / 32;
-        q[j][0] = have ? __ldcg(p) : zero;
-        q[j][1] = have ? __ldcg(p + 1) : zero;
-    }
-    const int group = 2 * stage + (lane >> 3 & 1), r = blockIdx.y * 8 + (lane & 7);
-    const float f = group < a.cols / 32 ? __ldcg((lane >> 4 ? a.sum : a.delta) + (size_t)group * a.ld + r) : 0.0f;
-    uint8_t *part = to + ((size_t)(blockIdx.y >> 4) * stages + stage) * GG_STAGE;
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        const int row = (blockIdx.y * 8 + (lane >> 3) + 4 * j) & 127, at = (row & 112) + (row >> 1 & 1) * 8 + (row >> 2 & 3) * 2 + (row & 1);
-        const bool high = place & 2;
-        const uint32_t w[4] = {high ? q[j][0].y : q[j][0].x, high ? q[j][0].w : q[j][0].z, high ? q[j][1].y : q[j][1].x, high ? q[j][1].w : q[j][1].z};
-        uint32_t v[4];
-#pragma unroll
-        for (int t = 0; t < 4; t++) v[t] = signed_pair(w[t], place & 1);
-        *(uint4 *)(part + at * 128 + ((place ^ (at & 7)) * 16)) = make_uint4(v[0], v[1], v[2], v[3]);
-    }
-    ((float *)(part + GG_CODES))[(lane >> 3) * GG_ROWS + (r & 127)] = f;
+__device__ __forceinline__ GroupPlace group_place(const LinearArgs &a, int i) {
+    const int at = (int)blockIdx.x + i * (int)gridDim.x, blocks = group_blocks(a);
+    GroupPlace p = {0, at / blocks, at % blocks};
+    while (p.part + 1 < a.n_parts && p.tile >= (a.part[p.part].n + 127) / 128) p.tile -= (a.part[p.part++].n + 127) / 128;
+    return p;
 }
 
-/* ---- the warp that asks; acts: of the block's rows */
-template <class U> __device__ __forceinline__ void group_fetch(GroupShared<U> &sh, const LinearPart &part, int tile0, int segs, int halves, const uint8_t *acts) {
-    const int lane = threadIdx.x & 31;
-    const uint8_t *unit = part.w + (size_t)min(tile0 + lane, 2 * part.blocks - 1) * segs * U::UNIT;
-    for (int h = 0; h < halves; h++) {
-        const int slot = h % GG_SLOTS;
-        const bool first = !(h & 1);
-        bar_wait(&sh.free_a[slot], h / GG_SLOTS & 1 ^ 1);
-        if (!lane) bar_expect(&sh.full_a[slot], 8 * (U::HALF + (first ? U::SCALE : 0)));
-        __syncwarp();
-        if (lane < 8) {
-            const uint8_t *from = unit + (size_t)(h >> 1) * U::UNIT;
-            bulk_copy(sh.a[slot] + lane * U::HALF, from + (h & 1) * U::HALF, U::HALF, &sh.full_a[slot]);
-            if (first) bulk_copy(sh.raw[h >> 1 & 1] + lane * U::SCALE, from + 2 * U::HALF, U::SCALE, &sh.full_a[slot]);
-        }
-        if (!h) pdl_wait();
-        for (int s = 2 * h; s < 2 * h + 2; s++) {
-            const int at = s % GG_ACT_SLOTS;
-            bar_wait(&sh.free_b[at], s / GG_ACT_SLOTS & 1 ^ 1);
-            if (lane) continue;
-            bar_expect(&sh.full_b[at], GG_STAGE);
-            bulk_copy(sh.b[at], acts + (size_t)s * GG_STAGE, GG_STAGE, &sh.full_b[at]);
+/* ---- the warp that asks, ahead of those that fold, from one place to the next */
+template <class U> __device__ __forceinline__ void group_fetch(GroupShared<U> &sh, const LinearArgs &a, const uint8_t *acts) {
+    constexpr bool SUMS = U::FORM == FORM_S1M;
+    const int lane = threadIdx.x & 31, places = group_places(a);
+    int h = 0;
+    for (int i = 0; i < places; i++) {
+        const GroupPlace place = group_place(a, i);
+        const LinearPart &part = a.part[place.part];
+        const uint8_t *unit = part.w + (size_t)min(place.tile * 8 + lane, 2 * part.blocks - 1) * a.segs * U::UNIT, *rows = acts + (size_t)place.rows * GG_ROWS * 128;
+        const float *alpha = group_alpha(a.x, acts) + place.rows * GG_ROWS;
+        for (int n = 0; n < 2 * a.segs; n++, h++) {
+            const int slot = h % GG_SLOTS;
+            const bool first = !(n & 1);
+            bar_wait(&sh.free_a[slot], h / GG_SLOTS & 1 ^ 1);
+            if (!lane) bar_expect(&sh.full_a[slot], 8 * (U::HALF + (first ? U::SCALE : 0)));
+            __syncwarp();
+            if (lane < 8) {
+                bulk_copy(sh.a[slot] + lane * U::HALF, unit + (n & 1) * U::HALF, U::HALF, &sh.full_a[slot]);
+                if (first) bulk_copy(sh.raw[h >> 1 & 1] + lane * U::SCALE, unit + 2 * U::HALF, U::SCALE, &sh.full_a[slot]);
+            }
+            if (!first) unit += U::UNIT;
+            if (!h) pdl_wait();
+            for (int s = 2 * n; s < 2 * n + 2; s++) {
+                const int at = s % GG_ACT_SLOTS;
+                bar_wait(&sh.free_b[at], (h >> 1 & 1) ^ 1);
+                if (lane) continue;
+                bar_expect(&sh.full_b[at], GG_ROWS * (SUMS ? 136 : 128));
+                bulk_copy(sh.b[at], rows + (size_t)s * a.x.ld * 128, GG_ROWS * 128, &sh.full_b[at]);
+                if (SUMS)
+                    for (int e = 0; e < 2; e++) bulk_copy(sh.alpha[at][e], alpha + (size_t)(2 * s + e) * a.x.ld, GG_ROWS * 4, &sh.full_b[at]);
+            }
         }
     }
 }
 
-/* ---- weights of a warp: the block's tile of its number */
-template <class U> struct GroupWeights {
-    static constexpr bool TWO = U::FORM == FORM_S2, E2M1 = TWO && U::APART;
-    static constexpr float BACK = U::UNSIGNED ? 0x1p24f : E2M1 ? 0x1p15f : 1.0f; /* what the codes lack as f16, which the scales get */
+/* ---- the helpers: scales of a half for all, two groups of an output a thread at a time; a segment's raw ones are free when both halves are decoded */
+template <class U> __device__ __forceinline__ void group_scales(GroupShared<U> &sh, const LinearArgs &a, const uint8_t *acts, int thread, int segs) {
+    int left = 0, n = 0;
+    for (int at = 0; at < segs; at++) {
+        bar_wait(&sh.full_a[2 * (at & 1)], at >> 1 & 1);
+        for (int h = 0; h < 2; h++) {
+            if (h && !left--) { /* of a place's first segment */
+                left = a.segs - 1;
+                pdl_wait();
+                const float4 f = __ldcg((const float4 *)(group_factor(a.x, acts) + group_place(a, n++).rows * GG_ROWS) + (thread & 31));
+                if (f.x == 0.0f || f.y == 0.0f || f.z == 0.0f || f.w == 0.0f) sh.slow = 1;
+            }
+            bar_wait(&sh.free_s[h], ~at & 1);
+            for (int i = thread; i < 256; i += 32 * GG_HELPERS) {
+                const int out = i & 127, w = 2 * h + (i >> 7);
+                float x[2], y[2];
+                U::pair(U::fetch(sh.raw[at & 1] + (out >> 4) * U::SCALE, out & 15, w), w, x, y);
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    sh.scale[h][2 * (i >> 7) + e][out] = make_float2(x[e] * GroupCodes<U>::BACK, U::FORM == FORM_S2 ? y[e] * GroupCodes<U>::BACK : y[e]);
+            }
+            __syncwarp();
+            if (!(thread & 31)) bar_arrive(&sh.full_s[h]);
+        }
+        if (!(thread & 31)) bar_arrive(&sh.free_a[2 * (at & 1)]);
+    }
+}
+
+/* ---- rows of factor 0: from int8 codes, slowly */
+template <class U> __device__ __forceinline__ float group_plain(const LinearPart &part, const LinearArgs &a, int out, int row) {
+    float y = 0.0f;
+    for (int seg = 0; seg < a.segs; seg++) {
+        const uint8_t *unit = part.w + ((size_t)(out >> 4) * a.segs + seg) * U::UNIT;
+        float p = 0.0f;
+        for (int g = 0; g < 8 && seg * 8 + g < a.x.cols / 32; g++) {
+            const int *q = (const int *)(a.x.q + (size_t)row * a.x.cols + (seg * 8 + g) * 32);
+            int sum[2] = {0, 0};
+            for (int t = 0; t < 4; t++) {
+                const typename U::Pack pack = U::template load_pack<false>(unit + (g >> 2) * U::HALF, (g & 3) / U::GP, out >> 3 & 1, (out & 7) * 4 + t);
+                uint32_t c[2];
+                U::unpack(pack, (g & 3) % U::GP, c[0], c[1]);
+                for (int e = 0; e < 2; e++)
+                    for (int b = 0; b < 32; b += 8) sum[e] += (U::UNSIGNED ? (int)(c[e] >> b & 255) : (int)(int8_t)(c[e] >> b)) * (int8_t)(q[2 * t + e] >> b);
+            }
+            float x[2], m[2];
+            U::pair(U::fetch(unit + 2 * U::HALF, out & 15, g >> 1), g >> 1, x, m);
+            const size_t at = (size_t)(seg * 8 + g) * a.x.ld + row;
+            const float d = a.x.delta[at];
+            p = fmaf(x[g & 1], d * (float)(U::FORM == FORM_S2 ? sum[0] : sum[0] + sum[1]), p);
+            if (U::FORM == FORM_S1M) p = fmaf(m[g & 1], a.x.sum[at], p);
+            if (U::FORM == FORM_S2) p = fmaf(m[g & 1], d * (float)sum[1], p);
+        }
+        y = y + p;
+    }
+    return y;
+}
+template <class U> __device__ __forceinline__ void group_slow(const LinearArgs &a, const uint8_t *acts) {
+    const int places = group_places(a);
+    for (int i = 0; i < places; i++) {
+        const GroupPlace place = group_place(a, i);
+        const LinearPart &part = a.part[place.part];
+        for (int k = threadIdx.x; k < 128 * GG_ROWS; k += 32 * GG_WARPS<U>) {
+            const int out = place.tile * 128 + (k & 127), row = place.rows * GG_ROWS + (k >> 7);
+            if (out < part.n && row < a.rows && group_factor(a.x, acts)[row] == 0.0f)
+                linear_store(part, row, out, group_plain<U>(part, a, out, row), linear_res(part, row, out));
+        }
+    }
+}
+
+/* as gemm_store in pairs, times the rows' factors; rows of factor 0 are not written; eight values of the residual are on the way before one is used */
+template <bool RES, int N> __device__ __forceinline__ void group_store(const LinearPart &part, const float *factor, int rows, int out, int row, const float (&y)[N][4]) {
+    float bias[2];
+    bool have[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        have[r] = out + 8 * r < part.n;
+        bias[r] = part.bias && have[r] ? __ldg(part.bias + out + 8 * r) : 0.0f;
+    }
+    const size_t first = (size_t)row * part.n + out;
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        const float4 of = __ldcg((const float4 *)(factor + row + 8 * n));
+        const float f[4] = {of.x, of.y, of.z, of.w};
+        float res[8];
+        bool mine[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int r = i >> 1 & 1, k = (i >> 2) * 2 + (i & 1);
+            mine[i] = have[r] && row + 8 * n + k < rows && f[k] != 0.0f;
+            res[i] = RES && mine[i] ? __ldcg(part.res + first + (size_t)(8 * n + k) * part.n + 8 * r) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int r = i >> 1 & 1, k = (i >> 2) * 2 + (i & 1);
+            float v = y[n + (i >> 2)][i & 3] * f[k] * part.scale;
+            if (part.bias) v = v + bias[r];
+            if (RES) v = res[i] + v;
+            if (mine[i]) part.y[first + (size_t)(8 * n + k) * part.n + 8 * r] = v;
+        }
+    }
+}
+
+/* ---- a warp that folds: the segments of all its places, one after the other. A step is a product of a group with N rows; its results lie in t[step % 2], p's
+ * places follow the rows. Only the first step's products are under way where the loop over segments turns back: the compiler would wait for each of more. */
+template <class U> struct GroupSums {
+    typedef GroupShape<U> Shape;
+    static constexpr bool TWO = U::FORM == FORM_S2, SUMS = U::FORM == FORM_S1M;
+    static constexpr int N = Shape::N / 8, P = Shape::ROWS / 8, HELD = Shape::HELD, STEPS = Shape::ROWS / Shape::N, ALL = 8 * STEPS;
     GroupShared<U> &sh;
     int warp, lane;
-    typename U::Pack w[2];
-    /* scales of half h, a pair of groups a lane */
-    __device__ __forceinline__ void scales(int h) {
-        const int row = lane & 15, k = lane >> 4, at = 2 * (h & 1) + k;
-        float x[2], y[2];
-        U::pair(U::fetch(sh.raw[h >> 1 & 1] + warp * U::SCALE, row, at), at, x, y);
-        __syncwarp(); /* the half before is folded */
-#pragma unroll
-        for (int e = 0; e < 2; e++) sh.scale[warp][2 * k + e][row] = make_float2(x[e] * BACK, TWO ? y[e] * BACK : y[e]);
-        __syncwarp();
-    }
-    /* group g of half h as A registers [16 columns]. Codes without a sign are f16 subnormals; three bits of E2M1 are the lowest of the exponent and the highest
-     * of the fraction. */
-    __device__ __forceinline__ void group(int h, int g, uint32_t (&a)[2][4]) {
-        if (g % U::GP == 0)
-#pragma unroll
-            for (int r = 0; r < 2; r++) w[r] = U::template load_pack<true>(sh.a[h % GG_SLOTS] + warp * U::HALF, g / U::GP, r, lane);
+    uint32_t k, l; /* for GroupCodes */
+    float zero;    /* 0 in a way that the compiler does not see */
+    typename U::Pack pack[2];
+    uint32_t w[2][2][4]; /* [odd groups][16 columns] */
+    float t[2][TWO ? 2 : 1][N][4], p[P][4], held[HELD ? HELD : 1][4];
+
+    __device__ __forceinline__ int tile() const { return warp & 7; }
+    __device__ __forceinline__ int first() const { return Shape::ROWS == 128 ? 0 : (warp >> 3) * 64; }
+    /* group g of a half as A registers */
+    __device__ __forceinline__ void group(const uint8_t *half, int g) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            uint32_t c[2];
-            if constexpr (!E2M1) U::unpack(w[r], g % U::GP, c[0], c[1]);
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                if constexpr (E2M1) {
-                    const uint32_t z = prmt(word_of(w[r].v, g), 0, e ? 0x3424 : 0x1404); /* nibbles 1 and 3 end the halves, 0 and 2 stand below them */
-                    a[e][r] = (z << 4 & 0x80008000u) | (z << 1 & 0x0e000e00u);
-                    a[e][2 + r] = (z & 0x80008000u) | (z >> 3 & 0x0e000e00u);
-                } else if constexpr (U::UNSIGNED) {
-                    a[e][r] = c[e] & 0x00ff00ffu;
-                    a[e][2 + r] = c[e] >> 8 & 0x00ff00ffu;
-                } else {
-                    a[e][r] = signed_pair(c[e], 0);
-                    a[e][2 + r] = signed_pair(c[e], 1);
-                }
-            }
+            if (g % U::GP == 0) pack[r] = U::template load_pack<true>(half + tile() * U::HALF, g / U::GP, r, lane);
+            GroupCodes<U>::get(pack[r], g % U::GP, r, w[g & 1], k, l);
         }
     }
-};
-
-/* a group's products t (S2: of its first half, u of its second) of 64 rows into p; f: scales of the rows, sums 2 * GG_ROWS further on */
-template <Form F> __device__ __forceinline__ void group_fold(const float *f, const float2 (&s)[2], const float (&t)[8][4], const float (&u)[8][4], float (&p)[8][4]) {
+    /* asks for step j of group g; two scales: halves apart */
+    __device__ __forceinline__ void products(int slot, int g, int j, float (&to)[TWO ? 2 : 1][N][4]) {
+        uint32_t (&v)[2][4] = w[g & 1];
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const float4 d = *(const float4 *)(f + 16 * j);
-        float4 z = d;
-        if (F == FORM_S1M) z = *(const float4 *)(f + 2 * GG_ROWS + 16 * j);
+        for (int i = 0; i < 8; i++) asm volatile("" : "+r"((&v[0][0])[i])); /* all are there before the first product */
+        const uint64_t rows = wg_further(wg_rows(sh.b[slot], first() * 128), j * Shape::N * 128 + (g & 1) * 64);
+        wg_fence();
+        wg_f16<true>(to[0], v[0], rows);
+        wg_f16<TWO>(to[TWO], v[1], wg_further(rows, 32));
+        wg_commit();
+    }
+    /* Step j of a group into p, or as p's first. ptxas takes two first sums for one and the same where zero, scale and registers of products have the same
+     * names, though other products have been written since: the third and fourth step begin with a zero of another name. */
+    template <bool FIRST> __device__ __forceinline__ void fold(int j, const float2 (&s)[2], const float4 (&alpha)[N / 2], float (&from)[TWO ? 2 : 1][N][4]) {
+        const float begin = j < 2 ? 0.0f : zero;
+        wg_held(from[0]);
+        if (TWO) wg_held(from[TWO]);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const float4 z = alpha[n >> 1];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float &q = p[j * N + n][i];
+                const int r = i >> 1;
+                float v = fmaf(s[r].x, from[0][n][i], FIRST ? begin : q);
+                if (SUMS) v = fmaf(s[r].y, n & 1 ? (i & 1 ? z.w : z.z) : (i & 1 ? z.y : z.x), v);
+                if (TWO) v = fmaf(s[r].y, from[TWO][n][i], v);
+                q = v;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) asm volatile("" : "+f"((&p[j * N][0])[i])); /* done before the next products */
+    }
+    __device__ __forceinline__ float4 y(int n) const { return n < HELD ? *(const float4 *)held[n < HELD ? n : 0] : sh.y[n < HELD ? 0 : n - HELD][threadIdx.x]; }
+    __device__ __forceinline__ void put_y(int n, float4 v) {
+        if (n < HELD) *(float4 *)held[n < HELD ? n : 0] = v;
+        else sh.y[n < HELD ? 0 : n - HELD][threadIdx.x] = v;
+    }
+    /* a place's results leave at its end, while the next one's first products run */
+    __device__ __forceinline__ void store(const LinearArgs &a, const GroupPlace &place, const float *factor) {
+        const LinearPart &part = a.part[place.part];
+        const int row = place.rows * GG_ROWS + first() + 4 * (lane & 3), out = place.tile * 128 + tile() * 16 + (lane >> 2);
+        float to[P][4];
+#pragma unroll
+        for (int n = 0; n < P; n++) {
+            *(float4 *)to[n] = y(n);
+            put_y(n, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        }
+        if (part.res) group_store<true>(part, factor, a.rows, out, row, to);
+        else group_store<false>(part, factor, a.rows, out, row, to);
+    }
+    /* the group after k: its weights, from the next half where k is a half's last */
+    __device__ __forceinline__ void next_group(int at, int k, int segs) {
+        const int g = k & 3, h = k >> 2, then = k == 7 ? at + 1 : at, ahead = 2 * (then & 1) + !h;
+        if (g < 3) return group(sh.a[2 * (at & 1) + h], g + 1);
+        __syncwarp();
+        if (!lane) { bar_arrive(&sh.free_a[2 * (at & 1) + h]); bar_arrive(&sh.free_s[h]); }
+        if (then == segs) return;
+        bar_wait(&sh.full_a[ahead], then >> 1 & 1);
+        group(sh.a[ahead], 0);
+    }
+    __device__ __forceinline__ void segment(int at, int segs) {
+        wg_wait<0>();
+        products(0, 0, 1, t[1]);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            const int n = 2 * j + (k >> 2), i = k & 3, r = i >> 1, c = (k >> 2) * 2 + (i & 1);
-            const float dc = c == 0 ? d.x : c == 1 ? d.y : c == 2 ? d.z : d.w, zc = c == 0 ? z.x : c == 1 ? z.y : c == 2 ? z.z : z.w;
-            float v = fmaf(s[r].x, dc * t[n][i], p[n][i]);
-            if (F == FORM_S1M) v = fmaf(s[r].y, zc, v);
-            if (F == FORM_S2) v = fmaf(s[r].y, dc * u[n][i], v);
-            p[n][i] = v;
-        }
-    }
-}
-
-/* asks for the products of a group with 64 rows; S2: its halves apart. None is under way where a loop turns back: the compiler would wait for each. */
-template <class U> __device__ __forceinline__ void group_products(uint64_t rows, int g, uint32_t (&w)[2][4], float (&t)[8][4], float (&u)[8][4]) {
+            const int slot = k >> 1, h = k >> 2;
+            float2 s[2];
+            if (!(k & 3)) bar_wait(&sh.full_s[h], at & 1);
 #pragma unroll
-    for (int i = 0; i < 8; i++) asm volatile("" : "+r"((&w[0][0])[i])); /* all are there before the first product */
-    wg_fence();
-    wg_mma64<true>(t, w[0], wg_further(rows, (g & 1) * 64));
-    if constexpr (U::FORM == FORM_S2) wg_mma64<true>(u, w[1], wg_further(rows, (g & 1) * 64 + 32));
-    else wg_mma64<false>(t, w[1], wg_further(rows, (g & 1) * 64 + 32));
-    wg_commit();
-}
-
-/* x: blocks of 128 rows, y: tiles of 128 outputs */
-template <class U> __device__ __forceinline__ void group_gemm(const LinearArgs &a, const uint8_t *acts) {
-    constexpr bool TWO = U::FORM == FORM_S2;
-    extern __shared__ __align__(1024) uint8_t rings[];
-    GroupShared<U> &sh = *(GroupShared<U> *)rings;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, halves = (a.x.cols + 127) / 128;
-    int tile_y = blockIdx.y, k_part = 0;
-    while (k_part + 1 < a.n_parts && tile_y >= (a.part[k_part].n + 127) / 128) tile_y -= (a.part[k_part++].n + 127) / 128;
-    const LinearPart &part = a.part[k_part];
-    if (threadIdx.x < GG_ACT_SLOTS) { bar_init(&sh.full_b[threadIdx.x], 1); bar_init(&sh.free_b[threadIdx.x], 8); }
-    else if (threadIdx.x < GG_ACT_SLOTS + GG_SLOTS) { bar_init(&sh.full_a[threadIdx.x - GG_ACT_SLOTS], 1); bar_init(&sh.free_a[threadIdx.x - GG_ACT_SLOTS], 8); }
-    bar_fence();
-    __syncthreads();
-    pdl_trigger();
-    if (warp >= 8) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (warp == 8) group_fetch<U>(sh, part, tile_y * 8, a.segs, halves, acts + (size_t)blockIdx.x * halves * 2 * GG_STAGE);
-        return;
-    }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    GroupWeights<U> weights = {sh, warp, lane};
-    float t[2][8][4], p[2][8][4];
-    uint32_t w[2][2][4]; /* [odd groups][16 columns] */
+            for (int r = 0; r < 2; r++) s[r] = sh.scale[h][k & 3][tile() * 16 + (lane >> 2) + 8 * r];
+            next_group(at, k, segs);
 #pragma unroll
-    for (int i = 0; i < 64; i++) (&p[0][0][0])[i] = 0.0f;
+            for (int j = 0; j < STEPS; j++) {
+                const int q = k * STEPS + j, then = (q + 2) / STEPS, step = (q + 2) % STEPS, of = then < 8 ? at : at + 1;
+                float4 alpha[N / 2];
 #pragma unroll
-    for (int n = 0; n < 16; n++) sh.y[n][threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    bar_wait(&sh.full_a[0], 0);
-    weights.scales(0);
-    weights.group(0, 0, w[0]);
-    for (int h = 0; h < halves; h++) {
-        bar_wait(&sh.full_b[2 * h % GG_ACT_SLOTS], 2 * h / GG_ACT_SLOTS & 1);
-        uint64_t rows = wg_rows(sh.b[2 * h % GG_ACT_SLOTS], 0);
-        group_products<U>(rows, 0, w[0], t[0], t[1]);
-        if (!TWO) group_products<U>(wg_further(rows, 64 * 128), 0, w[0], t[1], t[0]);
-#pragma unroll
-        for (int g = 0; g < 4; g++) {
-            const int stage = 2 * h + (g >> 1), slot = stage % GG_ACT_SLOTS, next = (stage + 1) % GG_ACT_SLOTS;
-            const float2 s[2] = {sh.scale[warp][g][lane >> 2], sh.scale[warp][g][(lane >> 2) + 8]};
-            if (g < 3) weights.group(h, g + 1, w[(g + 1) & 1]);
-            else if (h + 1 < halves) {
-                __syncwarp();
-                if (!lane) bar_arrive(&sh.free_a[h % GG_SLOTS]);
-                bar_wait(&sh.full_a[(h + 1) % GG_SLOTS], (h + 1) / GG_SLOTS & 1);
-                weights.scales(h + 1);
-                weights.group(h + 1, 0, w[0]);
-            }
-            if (g == 1) bar_wait(&sh.full_b[next], (stage + 1) / GG_ACT_SLOTS & 1);
-            const float *f = (const float *)(sh.b[slot] + GG_CODES) + (g & 1) * GG_ROWS + 4 * (lane & 3);
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                if (TWO || (c && g == 3)) wg_wait<0>();
-                else wg_wait<1>();
-                wg_held(t[c]);
-                if (TWO) wg_held(t[!c]);
-                group_fold<U::FORM>(f + 64 * c, s, t[TWO ? 0 : c], t[1], p[c]);
-                if (TWO && !c) group_products<U>(wg_further(rows, 64 * 128), g, w[g & 1], t[0], t[1]);
-                if (c && (g & 1)) {
+                for (int n = 0; n < N / 2; n++) alpha[n] = SUMS ? *(const float4 *)&sh.alpha[slot][k & 1][first() + j * Shape::N + 16 * n + 4 * (lane & 3)] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (q) wg_wait<1>();
+                if (k) fold<false>(j, s, alpha, t[q & 1]);
+                else fold<true>(j, s, alpha, t[q & 1]);
+                if (j == STEPS - 1 && (k & 1)) {
                     __syncwarp();
                     if (!lane) bar_arrive(&sh.free_b[slot]);
                 }
-                if (g == 1 && c == TWO) rows = wg_rows(sh.b[next], 0);
-                if (g < 3 && (!TWO || c)) group_products<U>(wg_further(rows, (TWO ? 0 : c) * 64 * 128), g + 1, w[(g + 1) & 1], t[TWO ? 0 : c], t[!c || TWO]);
+                if (q == ALL - 1) continue;
+                if (!(then & 1) && !step && of < segs) bar_wait(&sh.full_b[then >> 1 & 3], of & 1);
+                products(then >> 1 & 3, then & 7, step, t[q & 1]);
             }
         }
-        if ((h & 1) || h + 1 == halves) /* a segment ends */
-#pragma unroll
-            for (int n = 0; n < 16; n++) {
-                float (&v)[4] = p[n >> 3][n & 7];
-                const float4 y = sh.y[n][threadIdx.x];
-                sh.y[n][threadIdx.x] = make_float4(y.x + v[0], y.y + v[1], y.z + v[2], y.w + v[3]);
-                v[0] = v[1] = v[2] = v[3] = 0.0f;
-            }
     }
-    pdl_wait();
-    float y[16][4];
+    __device__ __forceinline__ void run(const LinearArgs &a, const uint8_t *acts, int segs) {
 #pragma unroll
-    for (int n = 0; n < 16; n++) *(float4 *)y[n] = sh.y[n][threadIdx.x];
-    const int out = tile_y * 128 + warp * 16 + (lane >> 2), row = blockIdx.x * GG_ROWS + 4 * (lane & 3);
-    if (part.res) gemm_store<true, true>(part, part.scale, a.rows, out, row, y);
-    else gemm_store<false, true>(part, part.scale, a.rows, out, row, y);
+        for (int i = 0; i < (int)(sizeof t / 4); i++) (&t[0][0][0][0])[i] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < P; n++) put_y(n, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        bar_wait(&sh.full_a[0], 0);
+        group(sh.a[0], 0);
+        bar_wait(&sh.full_b[0], 0);
+        products(0, 0, 0, t[0]);
+        int left = a.segs, i = 0;
+        for (int at = 0; at < segs; at++) {
+            segment(at, segs);
+#pragma unroll
+            for (int n = 0; n < P; n++) {
+                const float4 v = y(n);
+                put_y(n, make_float4(v.x + p[n][0], v.y + p[n][1], v.z + p[n][2], v.w + p[n][3]));
+            }
+            if (--left) continue;
+            pdl_wait();
+            store(a, group_place(a, i++), group_factor(a.x, acts));
+            left = a.segs;
+        }
+        wg_wait<0>();
+        wg_held(t[0][0]);
+    }
+};
+
+/* grid: at most a block a multiprocessor */
+template <class U> __device__ __forceinline__ void group_gemm(const LinearArgs &a, const uint8_t *acts) {
+    constexpr int W = GG_WARPS<U>;
+    extern __shared__ __align__(1024) uint8_t rings[];
+    GroupShared<U> &sh = *(GroupShared<U> *)rings;
+    const int thread = threadIdx.x, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
+    if (thread < GG_ACT_SLOTS) { bar_init(&sh.full_b[thread], 1); bar_init(&sh.free_b[thread], W); }
+    else if (thread < GG_ACT_SLOTS + GG_SLOTS) {
+        const int i = thread - GG_ACT_SLOTS;
+        bar_init(&sh.full_a[i], 1);
+        bar_init(&sh.free_a[i], i & 1 ? W : W + GG_HELPERS);
+    } else if (thread < GG_ACT_SLOTS + GG_SLOTS + 2) {
+        const int i = thread - GG_ACT_SLOTS - GG_SLOTS;
+        bar_init(&sh.full_s[i], GG_HELPERS);
+        bar_init(&sh.free_s[i], W);
+    } else if (thread == GG_ACT_SLOTS + GG_SLOTS + 2) sh.slow = 0;
+    bar_fence();
+    __syncthreads();
+    pdl_trigger();
+    const int segs = group_places(a) * a.segs;
+    if (warp >= W) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (warp == W) group_fetch<U>(sh, a, acts);
+        else group_scales<U>(sh, a, acts, thread - 32 * W - 32, segs);
+        return;
+    }
+    if (W == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    else asm volatile("setmaxnreg.inc.sync.aligned.u32 120;");
+    if (!segs) return;
+    GroupSums<U> sums = {sh, warp, thread & 31, GroupCodes<U>::K + ((uint32_t)a.rows >> 31), GroupCodes<U>::L + ((uint32_t)a.rows >> 31), __int_as_float(a.rows >> 31)};
+    sums.run(a, acts, segs);
+    if (sh.slow) group_slow<U>(a, acts);
 }
 
 /* the form that the card has */
-template <class U> __global__ void __launch_bounds__(BW_WARP_GROUPS && by_groups<U> ? GG_THREADS : 256, 1) k_linear_gemm(LinearArgs a, const uint8_t *acts) {
+template <class U> __global__ void __launch_bounds__(BW_WARP_GROUPS && by_groups<U> ? GG_THREADS<U> : 256, 1) k_linear_gemm(LinearArgs a, const uint8_t *acts) {
 #if BW_WARP_GROUPS
     if constexpr (by_groups<U>) return group_gemm<U>(a, acts);
     else

@@ -285,21 +285,27 @@ inline float half_value(uint32_t v) {
     const int e = v >> 10 & 31, m = v & 1023;
     return (v & 0x8000 ? -1.0f : 1.0f) * (e ? ldexpf((float)(1024 + m), e - 25) : ldexpf((float)m, -24));
 }
-/* differences of pairs of f16 that are whole numbers below 2048 */
+/* the f16 of a whole number below 2048 */
+inline uint32_t half_word(float v) {
+    const uint32_t w = word(v);
+    return v == 0.0f ? 0 : (w >> 16 & 0x8000) | (((w >> 23 & 255) - 112) << 10) | (w >> 13 & 1023);
+}
+/* of pairs of f16: differences, and a sixteenth of the first plus the second, where these are whole numbers below 2048 */
 inline uint32_t halves_less(uint32_t a, uint32_t b) {
     uint32_t r = 0;
-    for (int i = 0; i < 2; i++) {
-        const float v = half_value(a >> 16 * i & 0xffff) - half_value(b >> 16 * i & 0xffff);
-        const uint32_t w = word(v);
-        if (v != 0.0f) r |= ((w >> 16 & 0x8000) | (((w >> 23 & 255) - 112) << 10) | (w >> 13 & 1023)) << 16 * i;
-    }
+    for (int i = 0; i < 2; i++) r |= half_word(half_value(a >> 16 * i & 0xffff) - half_value(b >> 16 * i & 0xffff)) << 16 * i;
     return r;
 }
-/* one warp's 16 outputs of m64n64k16 (f16, sums in f32), operands as wg_mma's; first: d begins here */
-inline void wg_mma64(float *d, const uint32_t *a, uint64_t at, bool first) {
+inline uint32_t sixteenths_plus(uint32_t a, uint32_t b) {
+    uint32_t r = 0;
+    for (int i = 0; i < 2; i++) r |= half_word(half_value(a >> 16 * i & 0xffff) / 16 + half_value(b >> 16 * i & 0xffff)) << 16 * i;
+    return r;
+}
+/* one warp's 16 outputs of m64nNk16 (f16, sums in f32, which must be exact), tiles: N / 8; operands as wg_mma's; first: d begins here */
+inline void wg_f16(float *d, const uint32_t *a, uint64_t at, bool first, int tiles) {
     const uint64_t tile = at & ~1023ull;
     const int column = (int)(at & 127) / 16;
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < tiles; n++) {
         uint32_t w[6] = {a[0], a[1], a[2], a[3], 0, 0};
         for (int half = 0; half < 2; half++) {
             const int row = lane() >> 2;
@@ -308,12 +314,13 @@ inline void wg_mma64(float *d, const uint32_t *a, uint64_t at, bool first) {
         uint32_t (*s)[WORDS] = exchange(~0u, w, 6);
         for (int i = 0; i < 4; i++) {
             const int row = (lane() >> 2) + 8 * (i >> 1), col = 2 * (lane() & 3) + (i & 1);
-            float sum = first ? 0.0f : d[4 * n + i];
+            double sum = first ? 0.0 : d[4 * n + i];
             for (int k = 0; k < 16; k++) {
                 const int half = k >> 3, t = (k & 7) >> 1;
-                sum += half_value(s[(row & 7) * 4 + t][half * 2 + (row >> 3)] >> 16 * (k & 1) & 0xffff) * half_value(s[col * 4 + t][4 + half] >> 16 * (k & 1) & 0xffff);
+                sum += (double)half_value(s[(row & 7) * 4 + t][half * 2 + (row >> 3)] >> 16 * (k & 1) & 0xffff) * half_value(s[col * 4 + t][4 + half] >> 16 * (k & 1) & 0xffff);
             }
-            d[4 * n + i] = sum;
+            d[4 * n + i] = (float)sum;
+            if ((double)d[4 * n + i] != sum) fail("the sum of a group is not exact");
         }
     }
 }

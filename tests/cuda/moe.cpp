@@ -41,11 +41,14 @@ struct Rows {
         for (auto &x : f) x.assign((size_t)ld * cols / 32, 0.0f);
         a = {q.data(), f[0].data(), f[1].data(), f[2].data(), ld, cols};
     }
-    void fill(int rows) {
+    /* wide: every fifth row's groups span up to 2^46 */
+    void fill(int rows, bool wide = false) {
         int *fault = new int(NO_FAULT);
         Acts o = a;
         std::vector<float> x((size_t)rows * a.cols);
         for (float &v : x) v = unit() * 2;
+        for (size_t i = 0; wide && i < x.size(); i++)
+            if (i / a.cols % 5 == 3) x[i] = ldexpf(x[i], (int)(i % a.cols / 32) % 3 * -23);
         emu::launch([=, &x] { for (int g = 0; g < o.cols / 32; g++) quant_group(o, blockIdx.x, g, threadIdx.x, x[(size_t)blockIdx.x * o.cols + g * 32 + threadIdx.x], fault, 0); }, dim3(rows), 32);
         delete fault;
     }
@@ -220,7 +223,7 @@ template <class U> void units(const char *name) {
 template <class U> void linear(const char *name, int rows, int outs, int cols, bool groups = false) {
     Matrices<U> w(1, outs, cols);
     Rows x(rows, cols);
-    x.fill(rows);
+    x.fill(rows, groups);
     std::vector<float> bias(outs), y((size_t)rows * outs), wanted(y.size());
     for (float &v : bias) v = unit();
     for (float &v : y) v = unit();
@@ -233,15 +236,16 @@ template <class U> void linear(const char *name, int rows, int outs, int cols, b
     a.n_parts = 1; a.blocks = w.m.blocks; a.segs = w.m.segs; a.rows = rows;
     const dim3 grid((rows + 127) / 128, (outs + 127) / 128);
     if (groups) {
-        std::vector<uint8_t> acts((size_t)grid.x * ((cols + 127) / 128) * 2 * GG_STAGE + 1024);
-        emu::launch([&] { group_acts(x.a, acts.data()); }, dim3(((cols + 127) / 128 * 2 + 7) / 8, x.a.ld / 8), 256);
-        emu::launch([&] { group_gemm<U>(a, acts.data()); }, grid, GG_THREADS);
+        std::vector<uint8_t> acts(group_acts_bytes(x.a.ld, cols) + 16);
+        uint8_t *at = (uint8_t *)(((uint64_t)acts.data() + 15) & ~15ull);
+        emu::launch([&] { group_acts(x.a, at); }, dim3((group_stages(cols) + 7) / 8, x.a.ld / 8), 256);
+        emu::launch([&] { group_gemm<U>(a, at); }, dim3((grid.x * grid.y + 1) / 2), GG_THREADS<U>); /* a block has two places */
     } else emu::launch([&] { gemm_block<U>(a); }, grid, 256);
     report(name, same(y, wanted));
 }
 
 template <class U> void by_group(const char *name) {
-    linear<U>(name, 130, 70, 416, true);
+    linear<U>(name, 130, 150, 800, true);
     linear<U>(name, 33, 20, 96, true);
 }
 

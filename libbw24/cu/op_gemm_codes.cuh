@@ -1,0 +1,224 @@
+/* What the EXACT GEMM of warp groups (op_gemm_groups.cuh) multiplies: codes of weights as f16 in A registers, activations as f16 in shared memory, and the
+ * instruction. Knows no order of sums and no launch.
+ *
+ * An activation is a code (7 bits) times its group's scale (4 bits) divided by the row's 2^R, which f16 holds exactly: R puts the row's largest scale where
+ * 127 times it stays below 2^16. Where the scales of a row span more than 2^29, or R leaves -60 .. 60 (sums could become subnormal), the row's factor is 0
+ * instead of 2^R, its values are zeros, and op_gemm_groups.cuh computes the row from its int8 codes.
+ *
+ * Activations of a step: values [64 columns][row][128 bytes], of whole segments, zeros past the row's columns; then alpha (scale times sum of codes, divided
+ * by 2^R) [32 columns][row]; then the factors [row]. The 16-byte places of a row are swapped by row % 8 (the instruction's 128-byte swizzle). Place 2e + i of
+ * a group's four has columns 16e + 4t + i and two more for t = 0 .. 3: what lane t of a quad has in value i and i + 2 of word e of a unit. Rows 4t + 2e + i
+ * of 16 lie in places 8e + 2t + i, as in op_gemm.cuh. */
+#ifndef BW24_CU_OP_GEMM_CODES_CUH
+#define BW24_CU_OP_GEMM_CODES_CUH
+
+#include "op_gemm_wgmma.cuh"
+
+namespace bw {
+
+/* ---- the instruction: d [64 outputs][rows of activations] = a [64][16] times the rows at b, or += that, always in d's own registers: none may move while a
+ * loop turns back */
+#define BW_WG16(first)                                                                                                                    \
+    asm volatile("{.reg .pred p; setp.ne.b32 p," first ",0;\n"                                                                            \
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"                                                                   \
+                 "%0,%1,%2,%3,%4,%5,%6,%7"                                                                                                \
+                 "},{%8,%9,%10,%11},%12,p,1,1,0;}"                                                                                        \
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+template <bool FIRST> __device__ __forceinline__ void wg_f16(float (&d)[2][4], const uint32_t (&a)[4], uint64_t b) {
+    if constexpr (FIRST) BW_WG16("0");
+    else BW_WG16("1");
+}
+#undef BW_WG16
+#define BW_WG32(first)                                                                                                                     \
+    asm volatile("{.reg .pred p; setp.ne.b32 p," first ",0;\n"                                                                             \
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"                                                                    \
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"                                                                   \
+                 "},{%16,%17,%18,%19},%20,p,1,1,0;}"                                                                                       \
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), \
+                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+template <bool FIRST> __device__ __forceinline__ void wg_f16(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b) {
+    if constexpr (FIRST) BW_WG32("0");
+    else BW_WG32("1");
+}
+#undef BW_WG32
+#define BW_WG64(first)                                                                                                                     \
+    asm volatile("{.reg .pred p; setp.ne.b32 p," first ",0;\n"                                                                             \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"                                                                    \
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                                  \
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"                                                         \
+                 "},{%32,%33,%34,%35},%36,p,1,1,0;}"                                                                                       \
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), \
+                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), \
+                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), \
+                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+template <bool FIRST> __device__ __forceinline__ void wg_f16(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
+    if constexpr (FIRST) BW_WG64("0");
+    else BW_WG64("1");
+}
+#undef BW_WG64
+/* the same rows' columns, or others of the tile, `bytes` further on */
+__device__ __forceinline__ uint64_t wg_further(uint64_t rows, int bytes) { return rows + (uint64_t)(bytes >> 4); }
+/* results of the instructions that have been waited for: not read before */
+template <int N> __device__ __forceinline__ void wg_held(float (&d)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) asm volatile("" : "+f"((&d[0][0])[i]));
+}
+
+/* ---- codes of weights, two to a register: those of columns that differ by two. k and l: constants in registers, so that a mask and another constant are one
+ * instruction; BACK: what the scale gets for what a code lacks. */
+__device__ __forceinline__ uint32_t and_or(uint32_t v, uint32_t mask, uint32_t k) {
+    uint32_t d;
+    asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(d) : "r"(v), "r"(mask), "r"(k));
+    return d;
+}
+__device__ __forceinline__ uint32_t and_xor(uint32_t v, uint32_t mask, uint32_t k) {
+    uint32_t d;
+    asm("lop3.b32 %0,%1,%2,%3,0x6a;" : "=r"(d) : "r"(v), "r"(mask), "r"(k));
+    return d;
+}
+/* v read as f16 less zero; a sixteenth of v plus zero */
+__device__ __forceinline__ uint32_t halves_less(uint32_t v, uint32_t zero) {
+    const __half2 d = __hsub2(*(__half2 *)&v, *(__half2 *)&zero);
+    return *(uint32_t *)&d;
+}
+__device__ __forceinline__ uint32_t sixteenths_plus(uint32_t v, uint32_t zero) {
+    const uint32_t sixteenth = 0x2c002c00u;
+    const __half2 d = __hfma2(*(__half2 *)&v, *(const __half2 *)&sixteenth, *(__half2 *)&zero);
+    return *(const uint32_t *)&d;
+}
+
+/* group g of a pack, row r of its two, as A registers [16 columns]; here int8 codes: bytes, their top bit inverted, under f16 1024 */
+template <class U> struct GroupCodes {
+    static constexpr uint32_t K = 0x64646464u, L = 0;
+    static constexpr float BACK = 1.0f;
+    static __device__ __forceinline__ void get(const typename U::Pack &p, int g, int r, uint32_t (&a)[2][4], uint32_t k, uint32_t) {
+        uint32_t c[2];
+        U::unpack(p, g, c[0], c[1]);
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) a[e][2 * i + r] = halves_less(prmt(c[e] ^ 0x80808080u, k, i ? 0x4341 : 0x4240), 0x64806480u);
+    }
+};
+/* a nibble, its top bit inverted, in the lowest bits of f16 1024, or 16 times that above them */
+template <> struct GroupCodes<U_Q4_0> {
+    static constexpr uint32_t K = 0x64086408u, L = 0x64806480u;
+    static constexpr float BACK = 16.0f;
+    static __device__ __forceinline__ void get(const Pack4 &p, int g, int r, uint32_t (&a)[2][4], uint32_t k, uint32_t l) {
+        const uint32_t w = word_of(p.v, g);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t v = i ? w >> 8 : w;
+            a[0][2 * i + r] = halves_less(and_xor(v, 0x000f000fu, k), 0x64086408u);
+            a[1][2 * i + r] = sixteenths_plus(and_xor(v, 0x00f000f0u, l), 0xd480d480u); /* less 72 */
+        }
+    }
+};
+/* f16 subnormals */
+template <> struct GroupCodes<U_Q4_K> {
+    static constexpr uint32_t K = 0, L = 0;
+    static constexpr float BACK = 0x1p24f;
+    static __device__ __forceinline__ void get(const Pack4 &p, int g, int r, uint32_t (&a)[2][4], uint32_t, uint32_t) {
+        const uint32_t c[2] = {g < 2 ? p.v.x : p.v.z, g < 2 ? p.v.y : p.v.w};
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) a[e][2 * i + r] = (i ? c[e] >> 8 : c[e]) & (g & 1 ? 0x00f000f0u : 0x000f000fu);
+    }
+};
+/* six bits a byte, the top one inverted, under f16 1024 */
+template <> struct GroupCodes<U_Q6_K> {
+    static constexpr uint32_t K = 0x64206420u, L = 0;
+    static constexpr float BACK = 4.0f;
+    static __device__ __forceinline__ void get(const U_Q6_K::Pack &p, int g, int r, uint32_t (&a)[2][4], uint32_t k, uint32_t) {
+        const uint32_t w = word_of(p.v, g), h = g < 2 ? p.h.x : p.h.y;
+        const uint32_t c[2] = {and_or(g & 1 ? h : h << 4, 0x30303030u, w & 0x0f0f0f0fu), and_or(g & 1 ? h >> 2 : h << 2, 0x30303030u, w >> 4 & 0x0f0f0f0fu)};
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) a[e][2 * i + r] = halves_less(and_xor(i ? c[e] >> 8 : c[e], 0x003f003fu, k), 0x64206420u);
+    }
+};
+/* three bits of E2M1 are the lowest of an f16's exponent and the highest of its fraction */
+template <> struct GroupCodes<U_NVFP4> {
+    static constexpr uint32_t K = 0, L = 0;
+    static constexpr float BACK = 0x1p15f;
+    static __device__ __forceinline__ void get(const Pack4 &p, int g, int r, uint32_t (&a)[2][4], uint32_t, uint32_t) {
+        const uint32_t w = word_of(p.v, g);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const uint32_t z = prmt(w, 0, e ? 0x3424 : 0x1404); /* nibbles 1 and 3 end the halves, 0 and 2 stand below them */
+            a[e][r] = and_or(z << 4, 0x80008000u, z << 1 & 0x0e000e00u);
+            a[e][2 + r] = and_or(z, 0x80008000u, z >> 3 & 0x0e000e00u);
+        }
+    }
+};
+
+/* ---- activations of a.ld rows, a multiple of 128 */
+__host__ __device__ constexpr int group_stages(int cols) { return (cols + 255) / 256 * 4; }
+__host__ __device__ constexpr size_t group_acts_bytes(size_t rows, int cols) { return rows * (size_t)(group_stages(cols) * 136 + 4); }
+__device__ __forceinline__ const float *group_alpha(const Acts &a, const uint8_t *acts) { return (const float *)(acts + (size_t)group_stages(a.cols) * a.ld * 128); }
+__device__ __forceinline__ const float *group_factor(const Acts &a, const uint8_t *acts) { return group_alpha(a, acts) + (size_t)group_stages(a.cols) * 2 * a.ld; }
+
+/* factors of a block's eight rows; range: [warp][largest, least scale as bits][row] */
+__device__ __forceinline__ void group_factors(const Acts &a, float (&factor)[8], uint32_t (&range)[8][2][8]) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y * 8 + (lane & 7);
+    uint32_t most = 0, least = 0x7f800000u;
+    for (int g = threadIdx.x >> 3; g < a.cols / 32; g += 32) {
+        const uint32_t d = __float_as_uint(__ldcg(a.delta + (size_t)g * a.ld + row));
+        most = max(most, d);
+        least = d ? min(least, d) : least;
+    }
+#pragma unroll
+    for (int o = 8; o < 32; o <<= 1) {
+        most = max(most, __shfl_xor_sync(~0u, most, o));
+        least = min(least, __shfl_xor_sync(~0u, least, o));
+    }
+    if (lane < 8) { range[warp][0][lane] = most; range[warp][1][lane] = least; }
+    __syncthreads();
+    if (threadIdx.x < 8) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) { most = max(most, range[i][0][lane]); least = min(least, range[i][1][lane]); }
+        const int high = (int)(most >> 23), low = (int)(least >> 23), R = most ? high - 135 : 0;
+        factor[lane] = most && (high - low > 29 || R > 60 || R < -60) ? 0.0f : __uint_as_float((uint32_t)(127 + R) << 23);
+    }
+    __syncthreads();
+}
+/* d divided by a power of two, 0 for 0 */
+__device__ __forceinline__ float group_less(float d, float factor) { return factor != 0.0f ? d * __uint_as_float(0x7f000000u - __float_as_uint(factor)) : 0.0f; }
+
+/* 256 threads; x: 512 columns, y: eight rows; a warp has 64 columns, a lane a place of two rows */
+__device__ __forceinline__ void group_acts(const Acts &a, uint8_t *to) {
+    __shared__ float factor[8];
+    __shared__ uint32_t range[8][2][8];
+    group_factors(a, factor, range);
+    const int lane = threadIdx.x & 31, stage = blockIdx.x * 8 + (threadIdx.x >> 5), place = lane & 7, g = 2 * stage + (place >> 2);
+    if (!blockIdx.x && threadIdx.x < 8) ((float *)group_factor(a, to))[blockIdx.y * 8 + threadIdx.x] = factor[threadIdx.x];
+    if (stage >= group_stages(a.cols)) return;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const int r = (lane >> 3) + 4 * j, row = blockIdx.y * 8 + r, at = (row & ~15) + (row >> 1 & 1) * 8 + (row >> 2 & 3) * 2 + (row & 1);
+        const bool have = g < a.cols / 32;
+        const uint4 *p = (const uint4 *)(a.q + (size_t)row * a.cols + g * 32), zero = make_uint4(0, 0, 0, 0);
+        const uint4 q0 = have ? __ldcg(p) : zero, q1 = have ? __ldcg(p + 1) : zero;
+        const float d = have ? group_less(__ldcg(a.delta + (size_t)g * a.ld + row), factor[r]) : 0.0f;
+        const bool high = place & 2;
+        const uint32_t w[4] = {high ? q0.y : q0.x, high ? q0.w : q0.z, high ? q1.y : q1.x, high ? q1.w : q1.z};
+        uint32_t v[4];
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            const __half2 h = __floats2half2_rn(d * (float)(int8_t)(w[t] >> 8 * (place & 1)), d * (float)(int8_t)(w[t] >> 8 * ((place & 1) + 2)));
+            v[t] = *(const uint32_t *)&h;
+        }
+        *(uint4 *)(to + ((size_t)stage * a.ld + at) * 128 + ((place ^ (at & 7)) * 16)) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+    if (lane >= 16) return;
+    const int group = 2 * stage + (lane >> 3), row = blockIdx.y * 8 + (lane & 7);
+    ((float *)group_alpha(a, to))[(size_t)group * a.ld + row] = group < a.cols / 32 ? group_less(__ldcg(a.sum + (size_t)group * a.ld + row), factor[lane & 7]) : 0.0f;
+}
+
+} // namespace bw
+#endif
