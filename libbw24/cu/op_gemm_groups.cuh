@@ -289,7 +289,8 @@ template <class U> struct GroupSums {
                 const int q = k * STEPS + j, then = (q + 2) / STEPS, step = (q + 2) % STEPS, of = then < 8 ? at : at + 1;
                 float4 alpha[N / 2];
 #pragma unroll
-                for (int n = 0; n < N / 2; n++) alpha[n] = SUMS ? *(const float4 *)&sh.alpha[slot][k & 1][first() + j * Shape::N + 16 * n + 4 * (lane & 3)] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                for (int n = 0; n < N / 2; n++)
+                    alpha[n] = SUMS ? *(const float4 *)&sh.alpha[slot][k & 1][first() + j * Shape::N + 16 * n + 4 * (lane & 3)] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 if (q) wg_wait<1>();
                 if (k) fold<false>(j, s, alpha, t[q & 1]);
                 else fold<true>(j, s, alpha, t[q & 1]);
