@@ -136,7 +136,7 @@ template <class U> void linear_gemm(Queue &q, const LinearArgs &a, uint8_t *acts
         gemm_codes(q, a.x, acts);
         grid = dim3((unsigned)(places < q.sms ? places : q.sms));
     }
-    launch(q, k_linear_gemm<U>, grid, group_shape<U>(q) ? GG_THREADS<U> : 256, gemm_bytes<U>(q), a, (const uint8_t *)acts);
+    launch(q, k_linear_gemm<U>, grid, group_shape<U>(q) ? GG_THREADS : 256, gemm_bytes<U>(q), a, (const uint8_t *)acts);
 }
 
 #define BW_LINEAR_KERNELS(name, type, kernels, packs) \

@@ -5,10 +5,10 @@
  * 127 times it stays below 2^16. Where the scales of a row span more than 2^29, or R leaves -60 .. 60 (sums could become subnormal), the row's factor is 0
  * instead of 2^R, its values are zeros, and op_gemm_groups.cuh computes the row from its int8 codes.
  *
- * Activations of a step: values [64 columns][row][128 bytes], of whole segments, zeros past the row's columns; then alpha (scale times sum of codes, divided
- * by 2^R) [32 columns][row]; then the factors [row]. The 16-byte places of a row are swapped by row % 8 (the instruction's 128-byte swizzle). Place 2e + i of
- * a group's four has columns 16e + 4t + i and two more for t = 0 .. 3: what lane t of a quad has in value i and i + 2 of word e of a unit. Rows 4t + 2e + i
- * of 16 lie in places 8e + 2t + i, as in op_gemm.cuh. */
+ * Activations of a step: [128 rows][64 columns], of whole segments, zeros past the row's columns: 128 rows of 128 bytes, then alpha (scale times sum of codes,
+ * divided by 2^R) [2 groups][128 rows]; behind all of them the factors [row]. The 16-byte places of a row are swapped by row % 8 (the instruction's 128-byte
+ * swizzle). Place 2e + i of a group's four has columns 16e + 4t + i and two more for t = 0 .. 3: what lane t of a quad has in value i and i + 2 of word e of a
+ * unit. Rows 4t + 2e + i of 16 lie in places 8e + 2t + i, as in op_gemm.cuh. */
 #ifndef BW24_CU_OP_GEMM_CODES_CUH
 #define BW24_CU_OP_GEMM_CODES_CUH
 
@@ -18,18 +18,6 @@ namespace bw {
 
 /* ---- the instruction: d [64 outputs][rows of activations] = a [64][16] times the rows at b, or += that, always in d's own registers: none may move while a
  * loop turns back */
-#define BW_WG16(first)                                                                                                                    \
-    asm volatile("{.reg .pred p; setp.ne.b32 p," first ",0;\n"                                                                            \
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"                                                                   \
-                 "%0,%1,%2,%3,%4,%5,%6,%7"                                                                                                \
-                 "},{%8,%9,%10,%11},%12,p,1,1,0;}"                                                                                        \
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]) \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-template <bool FIRST> __device__ __forceinline__ void wg_f16(float (&d)[2][4], const uint32_t (&a)[4], uint64_t b) {
-    if constexpr (FIRST) BW_WG16("0");
-    else BW_WG16("1");
-}
-#undef BW_WG16
 #define BW_WG32(first)                                                                                                                     \
     asm volatile("{.reg .pred p; setp.ne.b32 p," first ",0;\n"                                                                             \
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"                                                                    \
@@ -158,10 +146,12 @@ template <> struct GroupCodes<U_NVFP4> {
 };
 
 /* ---- activations of a.ld rows, a multiple of 128 */
+constexpr int GG_ROWS = 128, GG_CODES = GG_ROWS * 128, GG_STAGE = GG_CODES + 2 * GG_ROWS * 4;
 __host__ __device__ constexpr int group_stages(int cols) { return (cols + 255) / 256 * 4; }
-__host__ __device__ constexpr size_t group_acts_bytes(size_t rows, int cols) { return rows * (size_t)(group_stages(cols) * 136 + 4); }
-__device__ __forceinline__ const float *group_alpha(const Acts &a, const uint8_t *acts) { return (const float *)(acts + (size_t)group_stages(a.cols) * a.ld * 128); }
-__device__ __forceinline__ const float *group_factor(const Acts &a, const uint8_t *acts) { return group_alpha(a, acts) + (size_t)group_stages(a.cols) * 2 * a.ld; }
+__host__ __device__ constexpr size_t group_acts_bytes(size_t rows, int cols) { return rows / GG_ROWS * (size_t)group_stages(cols) * GG_STAGE + rows * 4; }
+/* stage 0 of a block of rows */
+__device__ __forceinline__ size_t group_rows(const Acts &a, int block) { return (size_t)block * group_stages(a.cols) * GG_STAGE; }
+__device__ __forceinline__ const float *group_factor(const Acts &a, const uint8_t *acts) { return (const float *)(acts + group_rows(a, a.ld / GG_ROWS)); }
 
 /* factors of a block's eight rows; range: [warp][largest, least scale as bits][row] */
 __device__ __forceinline__ void group_factors(const Acts &a, float (&factor)[8], uint32_t (&range)[8][2][8]) {
@@ -198,9 +188,10 @@ __device__ __forceinline__ void group_acts(const Acts &a, uint8_t *to) {
     const int lane = threadIdx.x & 31, stage = blockIdx.x * 8 + (threadIdx.x >> 5), place = lane & 7, g = 2 * stage + (place >> 2);
     if (!blockIdx.x && threadIdx.x < 8) ((float *)group_factor(a, to))[blockIdx.y * 8 + threadIdx.x] = factor[threadIdx.x];
     if (stage >= group_stages(a.cols)) return;
+    uint8_t *part = to + group_rows(a, blockIdx.y >> 4) + (size_t)stage * GG_STAGE;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        const int r = (lane >> 3) + 4 * j, row = blockIdx.y * 8 + r, at = (row & ~15) + (row >> 1 & 1) * 8 + (row >> 2 & 3) * 2 + (row & 1);
+        const int r = (lane >> 3) + 4 * j, row = blockIdx.y * 8 + r, at = (row & 112) + (row >> 1 & 1) * 8 + (row >> 2 & 3) * 2 + (row & 1);
         const bool have = g < a.cols / 32;
         const uint4 *p = (const uint4 *)(a.q + (size_t)row * a.cols + g * 32), zero = make_uint4(0, 0, 0, 0);
         const uint4 q0 = have ? __ldcg(p) : zero, q1 = have ? __ldcg(p + 1) : zero;
@@ -213,11 +204,11 @@ __device__ __forceinline__ void group_acts(const Acts &a, uint8_t *to) {
             const __half2 h = __floats2half2_rn(d * (float)(int8_t)(w[t] >> 8 * (place & 1)), d * (float)(int8_t)(w[t] >> 8 * ((place & 1) + 2)));
             v[t] = *(const uint32_t *)&h;
         }
-        *(uint4 *)(to + ((size_t)stage * a.ld + at) * 128 + ((place ^ (at & 7)) * 16)) = make_uint4(v[0], v[1], v[2], v[3]);
+        *(uint4 *)(part + at * 128 + ((place ^ (at & 7)) * 16)) = make_uint4(v[0], v[1], v[2], v[3]);
     }
     if (lane >= 16) return;
     const int group = 2 * stage + (lane >> 3), row = blockIdx.y * 8 + (lane & 7);
-    ((float *)group_alpha(a, to))[(size_t)group * a.ld + row] = group < a.cols / 32 ? group_less(__ldcg(a.sum + (size_t)group * a.ld + row), factor[lane & 7]) : 0.0f;
+    ((float *)(part + GG_CODES))[(lane >> 3) * GG_ROWS + (row & 127)] = group < a.cols / 32 ? group_less(__ldcg(a.sum + (size_t)group * a.ld + row), factor[lane & 7]) : 0.0f;
 }
 
 } // namespace bw

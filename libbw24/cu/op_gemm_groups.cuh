@@ -2,9 +2,9 @@
  * a lane's scales stand in two registers a group; activations (op_gemm_codes.cuh) from shared memory. A group's products are scale times integer sum already,
  * as a float: one fma for each weight scale, and nothing is loaded for it but alpha where there are minima.
  *
- * A block has 128 outputs x 128 rows at a time and walks from one such place to the next. Warp groups multiply and fold (two of 64 outputs x 128 rows, or four
- * of 64 x 64); while one product of a group is folded the next one runs. One warp of the last group asks for what the rings take, three decode scales. p begins
- * anew every segment and y takes it in at the segment's end: y's first places stand in registers, the others in shared memory. Knows no launch. */
+ * A block has 128 outputs x 128 rows at a time and walks from one such place to the next. Two warp groups of 64 outputs each multiply and fold: while one
+ * product of a group is folded the next one runs. One warp of the third group asks for what the rings take, three decode scales. p begins
+ * anew every segment and y takes it in with the last group: y's first places stand in registers, the others in shared memory. Knows no launch. */
 #ifndef BW24_CU_OP_GEMM_GROUPS_CUH
 #define BW24_CU_OP_GEMM_GROUPS_CUH
 
@@ -15,24 +15,31 @@ namespace bw {
 /* units that this form serves */
 template <class U> constexpr bool by_groups = U::FORM != FORM_S2M;
 
-/* Rows of a warp group, rows of a product, places of eight rows of y in registers; measured */
-template <class U> struct GroupShape { static constexpr int ROWS = 128, N = 64, HELD = 8; };
+/* rows of a product; of 16 places of eight rows of y those in registers; measured */
+template <class U> struct GroupShape { static constexpr int N = U::FORM == FORM_S2 ? 32 : 64, HELD = U::FORM == FORM_S1M ? 0 : 8; };
 
-constexpr int GG_ROWS = 128, GG_ACT_SLOTS = 4, GG_SLOTS = 4, GG_HELPERS = 3; /* a segment of activations, two of weights */
-template <class U> constexpr int GG_WARPS = GroupShape<U>::ROWS == 128 ? 8 : 16;
-template <class U> constexpr int GG_THREADS = GG_WARPS<U> * 32 + 128;
+constexpr int GG_ACT_SLOTS = 4, GG_HELPERS = 3; /* a segment of activations; warps that decode scales */
+template <class U> constexpr int GG_SLOTS = U::UNIT < 4400 ? 3 : 2; /* segments of weights */
+constexpr int GG_WARPS = 8, GG_THREADS = GG_WARPS * 32 + 128;
 
-/* rings: activations in stages of 64 columns, weights in halves (128 columns), raw scales by segment; scales of a half, decoded */
+/* rings: activations in stages of 64 columns, weights by segment; scales of a half, decoded */
 template <class U> struct alignas(1024) GroupShared {
-    static constexpr int Y = GroupShape<U>::ROWS / 8 - GroupShape<U>::HELD;
-    uint8_t b[GG_ACT_SLOTS][GG_ROWS * 128];
-    float alpha[U::FORM == FORM_S1M ? GG_ACT_SLOTS : 1][2][GG_ROWS];
-    uint8_t a[GG_SLOTS][8 * U::HALF];
-    uint8_t raw[2][8 * U::SCALE];
-    float4 y[Y ? Y : 1][GG_WARPS<U> * 32];
+    static constexpr int Y = GG_ROWS / 8 - GroupShape<U>::HELD;
+    static constexpr int STAGE = U::FORM == FORM_S1M ? GG_STAGE : GG_CODES;
+    uint8_t b[GG_ACT_SLOTS][STAGE];
+    uint8_t a[GG_SLOTS<U>][8][U::UNIT];
+    float4 y[Y ? Y : 1][GG_WARPS * 32];
     float2 scale[2][4][128]; /* [half][group][output] */
     int slow;                /* rows of factor 0 are among the block's */
-    uint64_t full_b[GG_ACT_SLOTS], free_b[GG_ACT_SLOTS], full_a[GG_SLOTS], free_a[GG_SLOTS], full_s[2], free_s[2];
+    uint64_t full_b[GG_ACT_SLOTS], free_b[GG_ACT_SLOTS], full_a[GG_SLOTS<U>], free_a[GG_SLOTS<U>], full_s[2], free_s[2];
+};
+
+/* a place in a ring and the parity that its barriers show when it is full for this turn */
+template <int SLOTS> struct RingAt {
+    int slot = 0, turn = 0;
+    __device__ __forceinline__ void next() {
+        if (++slot == SLOTS) { slot = 0; turn ^= 1; }
+    }
 };
 
 /* ---- a block's places: blockIdx.x, blockIdx.x + gridDim.x, ...; those of the same outputs follow each other */
@@ -53,44 +60,38 @@ __device__ __forceinline__ GroupPlace group_place(const LinearArgs &a, int i) {
 
 /* ---- the warp that asks, ahead of those that fold, from one place to the next */
 template <class U> __device__ __forceinline__ void group_fetch(GroupShared<U> &sh, const LinearArgs &a, const uint8_t *acts) {
-    constexpr bool SUMS = U::FORM == FORM_S1M;
     const int lane = threadIdx.x & 31, places = group_places(a);
-    int h = 0;
+    RingAt<GG_SLOTS<U>> w;
+    int turn = 0;
+    bool waited = false;
     for (int i = 0; i < places; i++) {
         const GroupPlace place = group_place(a, i);
         const LinearPart &part = a.part[place.part];
-        const uint8_t *unit = part.w + (size_t)min(place.tile * 8 + lane, 2 * part.blocks - 1) * a.segs * U::UNIT, *rows = acts + (size_t)place.rows * GG_ROWS * 128;
-        const float *alpha = group_alpha(a.x, acts) + place.rows * GG_ROWS;
-        for (int n = 0; n < 2 * a.segs; n++, h++) {
-            const int slot = h % GG_SLOTS;
-            const bool first = !(n & 1);
-            bar_wait(&sh.free_a[slot], h / GG_SLOTS & 1 ^ 1);
-            if (!lane) bar_expect(&sh.full_a[slot], 8 * (U::HALF + (first ? U::SCALE : 0)));
+        const uint8_t *unit = part.w + (size_t)min(place.tile * 8 + lane, 2 * part.blocks - 1) * a.segs * U::UNIT, *rows = acts + group_rows(a.x, place.rows);
+        for (int seg = 0; seg < a.segs; seg++, unit += U::UNIT, turn ^= 1) {
+            bar_wait(&sh.free_a[w.slot], w.turn ^ 1);
+            if (!lane) bar_expect(&sh.full_a[w.slot], 8 * U::UNIT);
             __syncwarp();
-            if (lane < 8) {
-                bulk_copy(sh.a[slot] + lane * U::HALF, unit + (n & 1) * U::HALF, U::HALF, &sh.full_a[slot]);
-                if (first) bulk_copy(sh.raw[h >> 1 & 1] + lane * U::SCALE, unit + 2 * U::HALF, U::SCALE, &sh.full_a[slot]);
-            }
-            if (!first) unit += U::UNIT;
-            if (!h) pdl_wait();
-            for (int s = 2 * n; s < 2 * n + 2; s++) {
-                const int at = s % GG_ACT_SLOTS;
-                bar_wait(&sh.free_b[at], (h >> 1 & 1) ^ 1);
+            if (lane < 8) bulk_copy(sh.a[w.slot][lane], unit, U::UNIT, &sh.full_a[w.slot]);
+            w.next();
+            if (!waited) pdl_wait();
+            waited = true;
+            for (int s = 0; s < GG_ACT_SLOTS; s++, rows += GG_STAGE) {
+                bar_wait(&sh.free_b[s], turn ^ 1);
                 if (lane) continue;
-                bar_expect(&sh.full_b[at], GG_ROWS * (SUMS ? 136 : 128));
-                bulk_copy(sh.b[at], rows + (size_t)s * a.x.ld * 128, GG_ROWS * 128, &sh.full_b[at]);
-                if (SUMS)
-                    for (int e = 0; e < 2; e++) bulk_copy(sh.alpha[at][e], alpha + (size_t)(2 * s + e) * a.x.ld, GG_ROWS * 4, &sh.full_b[at]);
+                bar_expect(&sh.full_b[s], GroupShared<U>::STAGE);
+                bulk_copy(sh.b[s], rows, GroupShared<U>::STAGE, &sh.full_b[s]);
             }
         }
     }
 }
 
-/* ---- the helpers: scales of a half for all, two groups of an output a thread at a time; a segment's raw ones are free when both halves are decoded */
+/* ---- the helpers: scales of a half for all, two groups of an output a thread at a time */
 template <class U> __device__ __forceinline__ void group_scales(GroupShared<U> &sh, const LinearArgs &a, const uint8_t *acts, int thread, int segs) {
+    RingAt<GG_SLOTS<U>> ring;
     int left = 0, n = 0;
-    for (int at = 0; at < segs; at++) {
-        bar_wait(&sh.full_a[2 * (at & 1)], at >> 1 & 1);
+    for (int at = 0; at < segs; at++, ring.next()) {
+        bar_wait(&sh.full_a[ring.slot], ring.turn);
         for (int h = 0; h < 2; h++) {
             if (h && !left--) { /* of a place's first segment */
                 left = a.segs - 1;
@@ -102,7 +103,7 @@ template <class U> __device__ __forceinline__ void group_scales(GroupShared<U> &
             for (int i = thread; i < 256; i += 32 * GG_HELPERS) {
                 const int out = i & 127, w = 2 * h + (i >> 7);
                 float x[2], y[2];
-                U::pair(U::fetch(sh.raw[at & 1] + (out >> 4) * U::SCALE, out & 15, w), w, x, y);
+                U::pair(U::fetch(sh.a[ring.slot][out >> 4] + 2 * U::HALF, out & 15, w), w, x, y);
 #pragma unroll
                 for (int e = 0; e < 2; e++)
                     sh.scale[h][2 * (i >> 7) + e][out] = make_float2(x[e] * GroupCodes<U>::BACK, U::FORM == FORM_S2 ? y[e] * GroupCodes<U>::BACK : y[e]);
@@ -110,7 +111,7 @@ template <class U> __device__ __forceinline__ void group_scales(GroupShared<U> &
             __syncwarp();
             if (!(thread & 31)) bar_arrive(&sh.full_s[h]);
         }
-        if (!(thread & 31)) bar_arrive(&sh.free_a[2 * (at & 1)]);
+        if (!(thread & 31)) bar_arrive(&sh.free_a[ring.slot]);
     }
 }
 
@@ -147,7 +148,7 @@ template <class U> __device__ __forceinline__ void group_slow(const LinearArgs &
     for (int i = 0; i < places; i++) {
         const GroupPlace place = group_place(a, i);
         const LinearPart &part = a.part[place.part];
-        for (int k = threadIdx.x; k < 128 * GG_ROWS; k += 32 * GG_WARPS<U>) {
+        for (int k = threadIdx.x; k < 128 * GG_ROWS; k += 32 * GG_WARPS) {
             const int out = place.tile * 128 + (k & 127), row = place.rows * GG_ROWS + (k >> 7);
             if (out < part.n && row < a.rows && group_factor(a.x, acts)[row] == 0.0f)
                 linear_store(part, row, out, group_plain<U>(part, a, out, row), linear_res(part, row, out));
@@ -193,7 +194,7 @@ template <bool RES, int N> __device__ __forceinline__ void group_store(const Lin
 template <class U> struct GroupSums {
     typedef GroupShape<U> Shape;
     static constexpr bool TWO = U::FORM == FORM_S2, SUMS = U::FORM == FORM_S1M;
-    static constexpr int N = Shape::N / 8, P = Shape::ROWS / 8, HELD = Shape::HELD, STEPS = Shape::ROWS / Shape::N, ALL = 8 * STEPS;
+    static constexpr int N = Shape::N / 8, P = GG_ROWS / 8, HELD = Shape::HELD, STEPS = GG_ROWS / Shape::N, ALL = 8 * STEPS;
     GroupShared<U> &sh;
     int warp, lane;
     uint32_t k, l; /* for GroupCodes */
@@ -202,22 +203,30 @@ template <class U> struct GroupSums {
     uint32_t w[2][2][4]; /* [odd groups][16 columns] */
     float t[2][TWO ? 2 : 1][N][4], p[P][4], held[HELD ? HELD : 1][4];
 
-    __device__ __forceinline__ int tile() const { return warp & 7; }
-    __device__ __forceinline__ int first() const { return Shape::ROWS == 128 ? 0 : (warp >> 3) * 64; }
-    /* group g of a half as A registers */
-    __device__ __forceinline__ void group(const uint8_t *half, int g) {
+    float2 s[2][2];      /* [odd groups][row of two]: their scales */
+    RingAt<GG_SLOTS<U>> ring;
+
+    /* packs of weights that begin with group g of the segment in the ring */
+    __device__ __forceinline__ void load(int g) {
+        if (g % U::GP) return;
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if (g % U::GP == 0) pack[r] = U::template load_pack<true>(half + tile() * U::HALF, g / U::GP, r, lane);
-            GroupCodes<U>::get(pack[r], g % U::GP, r, w[g & 1], k, l);
-        }
+        for (int r = 0; r < 2; r++) pack[r] = U::template load_pack<true>(sh.a[ring.slot][warp] + (g >> 2) * U::HALF, (g & 3) / U::GP, r, lane);
+    }
+    /* as A registers */
+    __device__ __forceinline__ void unpack(int g) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) GroupCodes<U>::get(pack[r], (g & 3) % U::GP, r, w[g & 1], k, l);
+    }
+    __device__ __forceinline__ void load_scales(int g) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) s[g & 1][r] = sh.scale[g >> 2][g & 3][warp * 16 + (lane >> 2) + 8 * r];
     }
     /* asks for step j of group g; two scales: halves apart */
     __device__ __forceinline__ void products(int slot, int g, int j, float (&to)[TWO ? 2 : 1][N][4]) {
         uint32_t (&v)[2][4] = w[g & 1];
 #pragma unroll
         for (int i = 0; i < 8; i++) asm volatile("" : "+r"((&v[0][0])[i])); /* all are there before the first product */
-        const uint64_t rows = wg_further(wg_rows(sh.b[slot], first() * 128), j * Shape::N * 128 + (g & 1) * 64);
+        const uint64_t rows = wg_rows(sh.b[slot], j * Shape::N * 128 + (g & 1) * 64);
         wg_fence();
         wg_f16<true>(to[0], v[0], rows);
         wg_f16<TWO>(to[TWO], v[1], wg_further(rows, 32));
@@ -253,7 +262,7 @@ template <class U> struct GroupSums {
     /* a place's results leave at its end, while the next one's first products run */
     __device__ __forceinline__ void store(const LinearArgs &a, const GroupPlace &place, const float *factor) {
         const LinearPart &part = a.part[place.part];
-        const int row = place.rows * GG_ROWS + first() + 4 * (lane & 3), out = place.tile * 128 + tile() * 16 + (lane >> 2);
+        const int row = place.rows * GG_ROWS + 4 * (lane & 3), out = place.tile * 128 + warp * 16 + (lane >> 2);
         float to[P][4];
 #pragma unroll
         for (int n = 0; n < P; n++) {
@@ -263,44 +272,64 @@ template <class U> struct GroupSums {
         if (part.res) group_store<true>(part, factor, a.rows, out, row, to);
         else group_store<false>(part, factor, a.rows, out, row, to);
     }
-    /* the group after k: its weights, from the next half where k is a half's last */
-    __device__ __forceinline__ void next_group(int at, int k, int segs) {
-        const int g = k & 3, h = k >> 2, then = k == 7 ? at + 1 : at, ahead = 2 * (then & 1) + !h;
-        if (g < 3) return group(sh.a[2 * (at & 1) + h], g + 1);
-        __syncwarp();
-        if (!lane) { bar_arrive(&sh.free_a[2 * (at & 1) + h]); bar_arrive(&sh.free_s[h]); }
-        if (then == segs) return;
-        bar_wait(&sh.full_a[ahead], then >> 1 & 1);
-        group(sh.a[ahead], 0);
+    /* group k begins: the next one's weights are on their way to registers, from the next segment after the last group */
+    __device__ __forceinline__ void next_weights(int at, int k, int segs) {
+        if ((k & 3) == 3) {
+            __syncwarp();
+            if (!lane) bar_arrive(&sh.free_s[k >> 2]);
+            if (k == 7 && !lane) bar_arrive(&sh.free_a[ring.slot]);
+        }
+        if (k == 7) {
+            if (at + 1 == segs) return;
+            ring.next();
+            bar_wait(&sh.full_a[ring.slot], ring.turn);
+        }
+        load(k + 1 & 7);
+    }
+    __device__ __forceinline__ void next_scales(int at, int k, int segs) {
+        if (k == 7 && at + 1 == segs) return;
+        if ((k & 3) == 3) bar_wait(&sh.full_s[~k >> 2 & 1], (k == 7 ? at + 1 : at) & 1);
+        load_scales(k + 1 & 7);
+    }
+    /* y takes in what a step of the last group ended */
+    __device__ __forceinline__ void take(int j, const float4 (&old)[N]) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const float (&v)[4] = p[j * N + n];
+            put_y(j * N + n, make_float4(old[n].x + v[0], old[n].y + v[1], old[n].z + v[2], old[n].w + v[3]));
+        }
     }
     __device__ __forceinline__ void segment(int at, int segs) {
         wg_wait<0>();
         products(0, 0, 1, t[1]);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            const int slot = k >> 1, h = k >> 2;
-            float2 s[2];
-            if (!(k & 3)) bar_wait(&sh.full_s[h], at & 1);
-#pragma unroll
-            for (int r = 0; r < 2; r++) s[r] = sh.scale[h][k & 3][tile() * 16 + (lane >> 2) + 8 * r];
-            next_group(at, k, segs);
+            const int slot = k >> 1;
+            next_weights(at, k, segs);
 #pragma unroll
             for (int j = 0; j < STEPS; j++) {
                 const int q = k * STEPS + j, then = (q + 2) / STEPS, step = (q + 2) % STEPS, of = then < 8 ? at : at + 1;
-                float4 alpha[N / 2];
+                float4 alpha[N / 2], old[N];
 #pragma unroll
                 for (int n = 0; n < N / 2; n++)
-                    alpha[n] = SUMS ? *(const float4 *)&sh.alpha[slot][k & 1][first() + j * Shape::N + 16 * n + 4 * (lane & 3)] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    alpha[n] = SUMS ? *(const float4 *)(sh.b[slot] + GG_CODES + ((k & 1) * GG_ROWS + j * Shape::N + 16 * n + 4 * (lane & 3)) * 4) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (j == STEPS - 1) next_scales(at, k, segs);
                 if (q) wg_wait<1>();
-                if (k) fold<false>(j, s, alpha, t[q & 1]);
-                else fold<true>(j, s, alpha, t[q & 1]);
+                if (k) fold<false>(j, s[k & 1], alpha, t[q & 1]);
+                else fold<true>(j, s[k & 1], alpha, t[q & 1]);
                 if (j == STEPS - 1 && (k & 1)) {
                     __syncwarp();
                     if (!lane) bar_arrive(&sh.free_b[slot]);
                 }
-                if (q == ALL - 1) continue;
-                if (!(then & 1) && !step && of < segs) bar_wait(&sh.full_b[then >> 1 & 3], of & 1);
-                products(then >> 1 & 3, then & 7, step, t[q & 1]);
+                if (q < ALL - 1) {
+                    if (!step) unpack(then & 7);
+                    if (!(then & 1) && !step && of < segs) bar_wait(&sh.full_b[then >> 1 & 3], of & 1);
+                    products(then >> 1 & 3, then & 7, step, t[q & 1]);
+                }
+                if (k < 7) continue;
+#pragma unroll
+                for (int n = 0; n < N; n++) old[n] = y(j * N + n);
+                take(j, old);
             }
         }
     }
@@ -310,17 +339,15 @@ template <class U> struct GroupSums {
 #pragma unroll
         for (int n = 0; n < P; n++) put_y(n, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
         bar_wait(&sh.full_a[0], 0);
-        group(sh.a[0], 0);
+        load(0);
+        unpack(0);
+        bar_wait(&sh.full_s[0], 0);
+        load_scales(0);
         bar_wait(&sh.full_b[0], 0);
         products(0, 0, 0, t[0]);
         int left = a.segs, i = 0;
         for (int at = 0; at < segs; at++) {
             segment(at, segs);
-#pragma unroll
-            for (int n = 0; n < P; n++) {
-                const float4 v = y(n);
-                put_y(n, make_float4(v.x + p[n][0], v.y + p[n][1], v.z + p[n][2], v.w + p[n][3]));
-            }
             if (--left) continue;
             pdl_wait();
             store(a, group_place(a, i++), group_factor(a.x, acts));
@@ -333,32 +360,27 @@ template <class U> struct GroupSums {
 
 /* grid: at most a block a multiprocessor */
 template <class U> __device__ __forceinline__ void group_gemm(const LinearArgs &a, const uint8_t *acts) {
-    constexpr int W = GG_WARPS<U>;
     extern __shared__ __align__(1024) uint8_t rings[];
     GroupShared<U> &sh = *(GroupShared<U> *)rings;
     const int thread = threadIdx.x, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
-    if (thread < GG_ACT_SLOTS) { bar_init(&sh.full_b[thread], 1); bar_init(&sh.free_b[thread], W); }
-    else if (thread < GG_ACT_SLOTS + GG_SLOTS) {
-        const int i = thread - GG_ACT_SLOTS;
-        bar_init(&sh.full_a[i], 1);
-        bar_init(&sh.free_a[i], i & 1 ? W : W + GG_HELPERS);
-    } else if (thread < GG_ACT_SLOTS + GG_SLOTS + 2) {
-        const int i = thread - GG_ACT_SLOTS - GG_SLOTS;
+    if (thread < GG_ACT_SLOTS) { bar_init(&sh.full_b[thread], 1); bar_init(&sh.free_b[thread], GG_WARPS); }
+    else if (thread < GG_ACT_SLOTS + GG_SLOTS<U>) { bar_init(&sh.full_a[thread - GG_ACT_SLOTS], 1); bar_init(&sh.free_a[thread - GG_ACT_SLOTS], GG_WARPS + GG_HELPERS); }
+    else if (thread < GG_ACT_SLOTS + GG_SLOTS<U> + 2) {
+        const int i = thread - GG_ACT_SLOTS - GG_SLOTS<U>;
         bar_init(&sh.full_s[i], GG_HELPERS);
-        bar_init(&sh.free_s[i], W);
-    } else if (thread == GG_ACT_SLOTS + GG_SLOTS + 2) sh.slow = 0;
+        bar_init(&sh.free_s[i], GG_WARPS);
+    } else if (thread == GG_ACT_SLOTS + GG_SLOTS<U> + 2) sh.slow = 0;
     bar_fence();
     __syncthreads();
     pdl_trigger();
     const int segs = group_places(a) * a.segs;
-    if (warp >= W) {
+    if (warp >= GG_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (warp == W) group_fetch<U>(sh, a, acts);
-        else group_scales<U>(sh, a, acts, thread - 32 * W - 32, segs);
+        if (warp == GG_WARPS) group_fetch<U>(sh, a, acts);
+        else group_scales<U>(sh, a, acts, thread - 32 * GG_WARPS - 32, segs);
         return;
     }
-    if (W == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    else asm volatile("setmaxnreg.inc.sync.aligned.u32 120;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     if (!segs) return;
     GroupSums<U> sums = {sh, warp, thread & 31, GroupCodes<U>::K + ((uint32_t)a.rows >> 31), GroupCodes<U>::L + ((uint32_t)a.rows >> 31), __int_as_float(a.rows >> 31)};
     sums.run(a, acts, segs);
@@ -366,7 +388,7 @@ template <class U> __device__ __forceinline__ void group_gemm(const LinearArgs &
 }
 
 /* the form that the card has */
-template <class U> __global__ void __launch_bounds__(BW_WARP_GROUPS && by_groups<U> ? GG_THREADS<U> : 256, 1) k_linear_gemm(LinearArgs a, const uint8_t *acts) {
+template <class U> __global__ void __launch_bounds__(BW_WARP_GROUPS && by_groups<U> ? GG_THREADS : 256, 1) k_linear_gemm(LinearArgs a, const uint8_t *acts) {
 #if BW_WARP_GROUPS
     if constexpr (by_groups<U>) return group_gemm<U>(a, acts);
     else

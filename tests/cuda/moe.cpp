@@ -239,7 +239,7 @@ template <class U> void linear(const char *name, int rows, int outs, int cols, b
         std::vector<uint8_t> acts(group_acts_bytes(x.a.ld, cols) + 16);
         uint8_t *at = (uint8_t *)(((uint64_t)acts.data() + 15) & ~15ull);
         emu::launch([&] { group_acts(x.a, at); }, dim3((group_stages(cols) + 7) / 8, x.a.ld / 8), 256);
-        emu::launch([&] { group_gemm<U>(a, at); }, dim3((grid.x * grid.y + 1) / 2), GG_THREADS<U>); /* a block has two places */
+        emu::launch([&] { group_gemm<U>(a, at); }, dim3((grid.x * grid.y + 1) / 2), GG_THREADS); /* a block has two places */
     } else emu::launch([&] { gemm_block<U>(a); }, grid, 256);
     report(name, same(y, wanted));
 }
