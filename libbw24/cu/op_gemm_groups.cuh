@@ -16,7 +16,7 @@ namespace bw {
 template <class U> constexpr bool by_groups = U::FORM != FORM_S2M;
 
 /* rows of a product; of 16 places of eight rows of y those in registers; measured */
-template <class U> struct GroupShape { static constexpr int N = U::FORM == FORM_S2 ? 32 : 64, HELD = U::FORM == FORM_S1M ? 0 : 8; };
+template <class U> struct GroupShape { static constexpr int N = U::FORM == FORM_S2 ? 32 : 64, HELD = U::FORM == FORM_S2 ? 12 : U::FORM == FORM_S1M ? 4 : 8; };
 
 constexpr int GG_ACT_SLOTS = 4, GG_HELPERS = 3; /* a segment of activations; warps that decode scales */
 template <class U> constexpr int GG_SLOTS = U::UNIT < 4400 ? 3 : 2; /* segments of weights */
