@@ -254,6 +254,10 @@ template <class U> struct GroupSums {
 #pragma unroll
         for (int i = 0; i < 4 * N; i++) asm volatile("" : "+f"((&p[j * N][0])[i])); /* done before the next products */
     }
+    /* of group k, rows of the lane in places n and n + 1 */
+    __device__ __forceinline__ float4 alpha_of(int slot, int k, int n) const {
+        return *(const float4 *)(sh.b[slot] + GG_CODES + ((k & 1) * GG_ROWS + 8 * n + 4 * (lane & 3)) * 4);
+    }
     __device__ __forceinline__ float4 y(int n) const { return n < HELD ? *(const float4 *)held[n < HELD ? n : 0] : sh.y[n < HELD ? 0 : n - HELD][threadIdx.x]; }
     __device__ __forceinline__ void put_y(int n, float4 v) {
         if (n < HELD) *(float4 *)held[n < HELD ? n : 0] = v;
@@ -311,8 +315,7 @@ template <class U> struct GroupSums {
                 const int q = k * STEPS + j, then = (q + 2) / STEPS, step = (q + 2) % STEPS, of = then < 8 ? at : at + 1;
                 float4 alpha[N / 2], old[N];
 #pragma unroll
-                for (int n = 0; n < N / 2; n++)
-                    alpha[n] = SUMS ? *(const float4 *)(sh.b[slot] + GG_CODES + ((k & 1) * GG_ROWS + j * Shape::N + 16 * n + 4 * (lane & 3)) * 4) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                for (int n = 0; n < N / 2; n++) alpha[n] = SUMS ? alpha_of(slot, k, j * N + 2 * n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 if (j == STEPS - 1) next_scales(at, k, segs);
                 if (q) wg_wait<1>();
                 if (k) fold<false>(j, s[k & 1], alpha, t[q & 1]);
