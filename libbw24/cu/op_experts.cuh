@@ -136,7 +136,10 @@ __device__ __forceinline__ float expert_fold(const uint8_t *w, const uint8_t *co
 #pragma unroll
     for (int u = 0; u < 2; u++) one_scaled<SETS>(c[u], scales + u * 16, lane & 3, t[u]);
     one_change<SETS>(box, lane, t, mine);
-    return one_row_fold<U, SETS>(U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15), mine, sums + seg * 8, sums + pairs * 16 + seg * 8);
+    const typename U::Row raw = U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15);
+    float a[8], b[8];
+    U::row(raw, a, b);
+    return one_row_fold<U, SETS>(a, b, raw, mine, sums + seg * 8, sums + pairs * 16 + seg * 8);
 }
 
 __device__ __forceinline__ int expert_of(const float *route, int top, int row, int slot) {

@@ -146,8 +146,8 @@ __device__ __forceinline__ float fold_group(float p, int c, int ch, const GroupS
 /* Activations of one segment for R row slots. The 8 columns of an mma are R rows x G groups: column gid is row gid / G, group
  * gid % G of a set of G; a register holds zero where the column belongs to another group, so one accumulator gathers G groups. HALVES: column gid is
  * row gid / 2, half gid % 2 of one group.
- * b: the B registers of the segment's 8 groups. Scales and sums of columns 2 tig and 2 tig + 1, by set, lie in the block's copy [segment][8 groups][R], scales
- * of R = 8 in put_scale's twos; HELD: they come to registers with the codes. */
+ * b: the B registers of the segment's 8 groups. Scales and sums of columns 2 tig and 2 tig + 1, by set, lie in the block's copy [segment][8 groups][R]; HELD: they
+ * come to registers with the codes. */
 template <int R, Form F> struct ActSource {
     static constexpr int G = 8 / R;
     static constexpr bool SUMS = F == FORM_S1M || F == FORM_S2M, LOWS = F == FORM_S2M;
@@ -170,7 +170,7 @@ template <int R, Form F> struct ActSource {
     }
     __device__ __forceinline__ void from_shared(const uint8_t *codes, const float *delta, const float *sum, const float *low, int cols, int seg, int lane) {
         int gid = lane >> 2, tig = lane & 3, at = seg * 8 * R + (R == 8 ? 2 : 1) * tig;
-        d = delta + (R == 8 ? 2 : 1) * at; a = sum + at; l = low + at;
+        d = delta + at; a = sum + at; l = low + at;
         if (HELD)
 #pragma unroll
             for (int s = 0; s < R; s++) {
@@ -191,17 +191,7 @@ template <int R, Form F> struct ActSource {
 #pragma unroll
         for (int s = 0; s < R; s++) put_codes(s, *(const uint2 *)(q + s * G * 32), gid);
     }
-    __device__ __forceinline__ void scales(int s, GroupScale &d0, GroupScale &d1) const {
-        if (R == 8) {
-            const float4 v = *(const float4 *)(d + s * 16);
-            d0 = GroupScale(v.x, v.z);
-            d1 = GroupScale(v.y, v.w);
-            return;
-        }
-        const float2 v = HELD ? rd[HELD ? s : 0] : of_set(d, s);
-        d0 = GroupScale(v.x);
-        d1 = GroupScale(v.y);
-    }
+    __device__ __forceinline__ float2 delta(int s) const { return HELD ? rd[HELD ? s : 0] : of_set(d, s); }
     __device__ __forceinline__ float2 sum(int s) const { return !SUMS ? make_float2(0, 0) : HELD ? ra[HELD && SUMS ? s : 0] : of_set(a, s); }
     __device__ __forceinline__ float2 low(int s) const { return !LOWS ? make_float2(0, 0) : of_set(l, s); }
 };
@@ -297,9 +287,8 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const ActSource<R, U
                     pk[r][j / U::GP] = boxed<U, R>() && !j ? first[r] : U::template load_pack<true>(w + (j >> 2) * U::HALF, (j & 3) / U::GP, r, lane);
             group_dots<U, HALVES>(pk[0][j / U::GP], pk[1][j / U::GP], e, zero, x.b[j], HALVES || !k, c[HALVES ? k : 0], ch);
         }
-        const float2 a = x.sum(s), z = x.low(s);
-        GroupScale d0(0.0f), d1(0.0f);
-        x.scales(s, d0, d1);
+        const float2 d = x.delta(s), a = x.sum(s), z = x.low(s);
+        const GroupScale d0(d.x), d1(d.y);
         if (R < 8 || !(s & 1))
 #pragma unroll
             for (int r = 0; r < 2; r++) sc[r] = row_scales<U, R>(scales, box, gid + 8 * r, R == 8 ? s >> 1 : s);
@@ -331,8 +320,7 @@ template <int R> __device__ __forceinline__ void unit_store(float *ps, int lane,
 }
 
 /* asks for a segment of R rows of activations, by one warp: codes, then for each value that the form reads the 8 groups' R of it. sum and low follow delta
- * in shared memory, each lane finishes the scales of R = 8 that it asked for. Rows past the last are read as they are: nobody reads what becomes of them. */
-template <int R> __host__ __device__ constexpr int small_deltas(int segs) { return segs * 8 * R * (R == 8 ? 2 : 1); } /* floats */
+ * in shared memory. Rows past the last are read as they are: nobody reads what becomes of them. */
 template <int R, Form F> __device__ __forceinline__ void stage_acts(const LinearArgs &a, uint8_t *codes, float *delta, int seg, int lane) {
     enum { FLOATS = F == FORM_S2M ? 3 : F == FORM_S1M ? 2 : 1, CHUNKS = 2 * R };
     const int cols = a.x.cols, pitch = a.segs * 256 + 32;
@@ -342,18 +330,12 @@ template <int R, Form F> __device__ __forceinline__ void stage_acts(const Linear
         if (c < cols) cp16(codes + (i >> 4) * pitch + c, a.x.q + (size_t)(i >> 4) * cols + c);
     }
 #pragma unroll
-    for (int i = lane + (R == 8 ? CHUNKS : 0); i < FLOATS * CHUNKS; i += 32) {
+    for (int i = lane; i < FLOATS * CHUNKS; i += 32) {
         const int what = i / CHUNKS, k = i % CHUNKS, g = seg * 8 + k / (R / 4);
         const float *from = what == 0 ? a.x.delta : what == 1 ? a.x.sum : a.x.low;
-        float *to = delta + (what ? small_deltas<R>(a.segs) + (what - 1) * a.segs * 8 * R : 0) + seg * 8 * R + k * 4;
+        float *to = delta + what * a.segs * 8 * R + seg * 8 * R + k * 4;
         if (g < cols >> 5) cp16(to, from + (size_t)g * a.x.ld + k % (R / 4) * 4);
         else *(float4 *)to = make_float4(0, 0, 0, 0);
-    }
-    if (R == 8) {
-        const int g = seg * 8 + (lane >> 2);
-        float *to = delta + (seg * 32 + lane) * 4;
-        if (g < cols >> 5) cp8(to, a.x.delta + (size_t)g * a.x.ld + (lane & 3) * 2);
-        else *(float2 *)to = make_float2(0, 0);
     }
 }
 
@@ -500,7 +482,7 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
     uint8_t *rings = sm + SMALL_BARS + (boxed<U, R>() ? W * BOX * 16 : 0), *ring = rings + (size_t)warp * D * U::UNIT;
     float *parts = (float *)(rings + (size_t)W * D * U::UNIT); /* [BUFS][T][C][PU] */
     uint8_t *codes = (uint8_t *)(parts + BUFS * T * C * PU);
-    float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + small_deltas<R>(S), *low = sum + S * 8 * R;
+    float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + S * 8 * R, *low = sum + S * 8 * R;
     UnitQueue<U, GLU> queue = {a, g, NULL, 0, warp};
     small_arguments(a, warp);
     if (warp < W) {
@@ -524,9 +506,6 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
 #pragma unroll 1
         for (int i = queue.k; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane); /* behind the input */
         asm volatile("cp.async.wait_all;" ::: "memory");
-        if (R == 8)
-#pragma unroll 1
-            for (int seg = warp; seg < S; seg += W) finish_scales(delta + (seg * 32 + lane) * 4);
         __syncwarp();
     }
     if (g.mixed) __syncthreads(); /* else a warp reads what it brought */
@@ -566,7 +545,7 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
 
 template <class U, int R, bool GLU> inline size_t small_shared(const SmallShape &g, int segs) {
     constexpr int FLOATS = U::FORM == FORM_S2M ? 3 : U::FORM == FORM_S1M ? 2 : 1; /* of a group's activations */
-    const size_t acts = (size_t)R * (segs * 256 + 32) + (size_t)small_deltas<R>(segs) * 4 + (size_t)segs * 8 * R * 4 * (FLOATS - 1);
+    const size_t acts = (size_t)R * (segs * 256 + 32) + (size_t)segs * 8 * R * 4 * FLOATS;
     const size_t parts = (size_t)2 * (GLU ? 4 : 2) * g.chunk * PartLayout<R>::UNIT * 4;
     return SMALL_BARS + (size_t)g.warps * ((boxed<U, R>() ? BOX * 16 : 0) + g.depth * U::UNIT) + parts + acts;
 }

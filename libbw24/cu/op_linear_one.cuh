@@ -164,14 +164,14 @@ template <class U> struct OneActs {
  * The units go side by side, so that one's mma hide the other's; one after the other where registers are short. */
 template <class U, class Read>
 __device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, int lane, uint32_t zero, int (*c)[OneActs<U>::SETS][4], Read read) {
-    constexpr bool TURNS = U::FORM == FORM_S2M, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
+    constexpr bool TURNS = U::APART || U::FORM == FORM_S2M, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
     constexpr int SETS = OneActs<U>::SETS, PACKS = 2 * U::PACKS;
     typename U::Pack pk[2][2][PACKS];
     const auto get = [&](int u, int i) {
 #pragma unroll
         for (int r = 0; r < 2; r++) pk[u][r][i] = U::template load_pack<true>(w + u * U::UNIT + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
     };
-    if (EARLY) {
+    if (EARLY && !TURNS) {
 #pragma unroll
         for (int i = 0; i < 2 * PACKS; i++) get(i & 1, i >> 1);
         read();
@@ -181,6 +181,11 @@ __device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, 
 #pragma unroll
     for (int step = 0; step < 16; step++) {
         const int j = TURNS ? step & 7 : step >> 1, u = TURNS ? step >> 3 : step & 1, e = (j & 3) % U::GP, i = j / U::GP, s = SETS == 2 ? j & 1 : 0;
+        if (TURNS && EARLY && !j) {
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) get(u, k);
+            if (u) read();
+        }
         if (!EARLY && !e) get(u, i);
         if constexpr (U::APART)
             apart_dots<false>(U::template signs<true>(pk[u][0][i], e, zero), U::template signs<true>(pk[u][1][i], e, zero), x.b[u][j], false, c[u][s], NULL);
@@ -233,11 +238,11 @@ template <int SETS> __device__ __forceinline__ void one_change(float *box, int l
     }
 }
 
-/* p of a row of a unit, from +0; raw: its scales, sum, low: of the segment's groups */
-template <class U, int SETS> __device__ __forceinline__ float one_row_fold(const typename U::Row &raw, const float (&mine)[8 * SETS], const float *sum, const float *low) {
+/* p of a row of a unit, from +0; a, b: its scales, raw: its minima, sum, low: of the segment's groups */
+template <class U, int SETS>
+__device__ __forceinline__ float one_row_fold(const float (&a)[8], const float (&b)[8], const typename U::Row &raw, const float (&mine)[8 * SETS], const float *sum, const float *low) {
     constexpr Form F = U::FORM;
-    float a[8], b[8], m0[8], m1[8], s[8], z[8], p = 0.0f;
-    U::row(raw, a, b);
+    float m0[8], m1[8], s[8], z[8], p = 0.0f;
     if constexpr (F == FORM_S2M) U::row_mins(raw, m0, m1);
     if (F == FORM_S1M || F == FORM_S2M) eight(sum, 0, s);
     if (F == FORM_S2M) eight(low, 0, z);
@@ -251,6 +256,14 @@ template <class U, int SETS> __device__ __forceinline__ float one_row_fold(const
     return p;
 }
 
+/* Scales of a row before the products, whose latency hides them: where registers suffice for the 16 */
+template <class U> constexpr bool ROW_EARLY = U::APART;
+template <class U> __device__ __forceinline__ void one_scales(const typename U::Row &raw, float (&a)[8], float (&b)[8]) {
+    U::row(raw, a, b);
+#pragma unroll
+    for (int j = 0; j < 8; j++) asm volatile("" : "+f"(a[j]), "+f"(b[j])); /* here, not where they are wanted */
+}
+
 /* p of the lane's row (lane % 16) in unit lane / 16 of the pair at w. delta (as put_scale puts it), sum, low: of the two segments.
  * read() is called by the whole warp once the pair is not read again */
 template <class U, class Read>
@@ -259,13 +272,15 @@ __device__ __forceinline__ float one_fold(const uint8_t *w, const OneActs<U> &x,
     constexpr int SETS = OneActs<U>::SETS;
     const int seg = lane >> 4;
     int c[2][SETS][4];
-    float t[2][2][2 * SETS], mine[8 * SETS];
+    float t[2][2][2 * SETS], mine[8 * SETS], a[8], b[8];
     const typename U::Row raw = U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15);
+    if (ROW_EARLY<U>) one_scales<U>(raw, a, b);
     one_dots<U>(w, x, lane, zero, c, read);
 #pragma unroll
     for (int u = 0; u < 2; u++) one_scaled<SETS>(c[u], delta + u * 16, lane & 3, t[u]);
+    if (!ROW_EARLY<U>) U::row(raw, a, b);
     one_change<SETS>(box, lane, t, mine);
-    return one_row_fold<U, SETS>(raw, mine, sum + seg * 8, low + seg * 8);
+    return one_row_fold<U, SETS>(a, b, raw, mine, sum + seg * 8, low + seg * 8);
 }
 
 /* four values by a load that the compiler leaves before the dependency wait */

@@ -27,16 +27,15 @@ struct StreamShape {
     int early;         /* as SmallShape's */
 };
 
-/* floats a group has of each row: scale, what finish_scales makes of it, sums */
-template <Form F> __host__ __device__ constexpr int group_floats() { return F == FORM_S2M ? 4 : F == FORM_S1M ? 3 : 2; }
+/* floats a group has of each row: scale, sums */
+template <Form F> __host__ __device__ constexpr int group_floats() { return F == FORM_S2M ? 3 : F == FORM_S1M ? 2 : 1; }
 template <class U, int N> __host__ __device__ constexpr int stream_slot() { return StreamSize<N>::CODES + 2 * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4; }
 
-/* Activations as a warp sees them: a segment's codes [rows][pitch], its scales in put_scale's twos [8 groups][rows], its sums [value][8 groups][rows]; B
- * registers of the groups of rows. Each lane finishes the scales that it asked for. */
+/* Activations as a warp sees them: a segment's codes [rows][pitch] and its scales and sums [value][8 groups][rows]; B registers of the groups of rows. */
 template <Form F, int N> struct StreamActs {
-    enum { ROWS = 8 * N, TWOS = 4 * ROWS, VALUES = group_floats<F>() * 8 * ROWS };
+    enum { ROWS = 8 * N, VALUES = group_floats<F>() * 8 * ROWS };
     uint2 b[N][8];
-    const float *now; /* of the segment in b, at the lane's columns of the scales; sums behind */
+    const float *now; /* of the segment in b, at the lane's columns */
     /* asks for a segment, by the whole warp */
     static __device__ __forceinline__ void ask(const Acts &x, int seg, uint8_t *codes, int pitch, float *values, int lane) {
         const int c = seg * 256 + (lane & 15) * 16, row = lane >> 4;
@@ -44,36 +43,22 @@ template <Form F, int N> struct StreamActs {
 #pragma unroll
             for (int r = 0; r < ROWS; r += 2) cp16(codes + (r + row) * pitch + (lane & 15) * 16, x.q + (size_t)(r + row) * x.cols + c);
 #pragma unroll
-        for (int i = lane; i < TWOS; i += 32) {
-            const int g = seg * 8 + i / (ROWS / 2);
-            float *to = values + i * 4;
-            if (g < x.cols >> 5) cp8(to, x.delta + (size_t)g * x.ld + i % (ROWS / 2) * 2);
-            else *(float2 *)to = make_float2(0, 0);
-        }
-#pragma unroll
-        for (int i = lane + TWOS; i < VALUES / 4; i += 32) {
+        for (int i = lane; i < VALUES / 4; i += 32) {
             const int what = i / (2 * ROWS), g = seg * 8 + i / (2 * N) % 8;
             float *to = values + i * 4;
-            if (g < x.cols >> 5) cp16(to, (what == 2 ? x.sum : x.low) + (size_t)g * x.ld + i % (2 * N) * 4);
+            if (g < x.cols >> 5) cp16(to, (what == 0 ? x.delta : what == 1 ? x.sum : x.low) + (size_t)g * x.ld + i % (2 * N) * 4);
             else *(float4 *)to = make_float4(0, 0, 0, 0);
         }
     }
-    static __device__ __forceinline__ void finish(float *values, int lane) {
-#pragma unroll
-        for (int i = lane; i < TWOS; i += 32) finish_scales(values + i * 4);
-    }
     __device__ __forceinline__ void take(const uint8_t *codes, int pitch, const float *values, int lane) {
         const int gid = lane >> 2, tig = lane & 3;
-        now = values + 4 * tig;
+        now = values + 2 * tig;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int j = 0; j < 8; j++) b[n][j] = *(const uint2 *)(codes + (n * 8 + gid) * pitch + j * 32 + tig * 8);
     }
-    __device__ __forceinline__ float4 scales(int n, int group) const { return *(const float4 *)(now + group * 2 * ROWS + n * 16); }
-    __device__ __forceinline__ float2 value(int what, int n, int group, int tig) const { /* 1: sums, 2: low sums */
-        return *(const float2 *)(now - 2 * tig + ((what + 1) * 8 + group) * ROWS + n * 8);
-    }
+    __device__ __forceinline__ float2 value(int what, int n, int group) const { return *(const float2 *)(now + (what * 8 + group) * ROWS + n * 8); }
 };
 
 /* unit_fold<U, 8> for N groups of rows: p[n][r] of columns 2 tig and 2 tig + 1 of group n, row gid + 8r of the unit */
@@ -115,9 +100,9 @@ __device__ __forceinline__ void stream_fold(const uint8_t *w, const StreamActs<U
         if (s == 7) read();
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            const float4 d = x.scales(n, s);
-            const GroupScale d0(d.x, d.z), d1(d.y, d.w);
-            const float2 a = F == FORM_S1M || F == FORM_S2M ? x.value(1, n, s, tig) : make_float2(0, 0), z = F == FORM_S2M ? x.value(2, n, s, tig) : make_float2(0, 0);
+            const float2 d = x.value(0, n, s);
+            const GroupScale d0(d.x), d1(d.y);
+            const float2 a = F == FORM_S1M || F == FORM_S2M ? x.value(1, n, s) : make_float2(0, 0), z = F == FORM_S2M ? x.value(2, n, s) : make_float2(0, 0);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const float sa = sc[r].a[s & 1], sb = sc[r].b[s & 1], m0 = sc[r].m0[s & 1], m1 = sc[r].m1[s & 1];
@@ -196,8 +181,6 @@ template <class U, int N> struct StreamWarp {
 #pragma unroll 1
         for (int i = queue.k; i < g.depth; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
         asm volatile("cp.async.wait_all;" ::: "memory");
-#pragma unroll 1
-        for (int seg = warp; seg < a.segs && g.resident; seg += g.warps) x.finish(scales + seg * VALUES, lane);
         __syncwarp();
     }
     /* the next unit, into slot `to` of the chunk */
@@ -237,7 +220,6 @@ template <class U, int N> struct StreamWarp {
                 const bool mine = chunk < queue.folds;
                 if (mine && (queue.folds > 1 || !taken)) {
                     asm volatile("cp.async.wait_all;" ::: "memory");
-                    x.finish(scales + (taken & 1) * VALUES, lane);
                     __syncwarp();
                     x.take(codes, pitch, scales + (taken & 1) * VALUES, lane);
                     __syncwarp(); /* the codes may be overwritten */
