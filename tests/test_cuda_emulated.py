@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CU = ROOT / "libbw24" / "cu"
-SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_few", "op_attend_short",
-           "op_attend_any", "op_attend_merge", "op_attend_fast", "op_attend_shared")
+SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_few", "early", "heads", "op_heads",
+           "op_attend_short", "op_attend_gated", "op_attend_any", "op_attend_merge", "op_attend_fast", "op_attend_shared")
 BARRIERS = """inline void bar_init(uint64_t *b, int n) { emu::bar_init(b, n); }
 inline void bar_arrive(uint64_t *b) { emu::bar_arrive(b); }
 inline void bar_fence() {}
@@ -50,7 +50,7 @@ def between(text: str, begin: str, end: str, new: str) -> str:
 def emulated(name: str) -> str:
     """A source with its PTX replaced."""
     text = (CU / f"{name}.cuh").read_text(encoding="utf-8").replace('"../canon.h"', f'"{ROOT / "libbw24" / "canon.h"}"')
-    text = text.replace("extern __shared__ __align__(16) uint8_t raw[];", "uint8_t *raw = emu::shared;")
+    text = text.replace("extern __shared__ __align__(16) uint8_t raw[];", "uint8_t *raw = emu::shared;").replace("__grid_constant__ ", "")
     if name == "device":
         text = re.sub(r'asm volatile\("cp\.async\.c[ag]\.[^\n]*,(\d+);"[^\n]*', r"memcpy(dst, src, \1);", text)
         text = re.sub(r'#if __CUDA_ARCH__ >= 900\n *asm volatile\("griddepcontrol\.wait[^\n]*\n#endif', "if (emu::at_wait) emu::at_wait();", text)
@@ -62,6 +62,11 @@ def emulated(name: str) -> str:
         text = text[: text.index("__device__ __forceinline__ uint32_t smem_at")] + BARRIERS + END
     elif name == "op_attend_few":
         text = re.sub(r'asm volatile\("bar\.sync[^\n]*', "emu::bar_team(slot, team * 32);", text)
+    elif name == "early":
+        text = re.sub(r'asm volatile\("ld\.relaxed[^\n]*', "v = *p;", text)
+        text = re.sub(r'asm volatile\("" : [^\n]*?\); return v;', "return v;", text)
+    elif name == "op_attend_gated":
+        text = re.sub(r'asm volatile\("cp\.async\.mbarrier[^\n]*', "emu::bar_arrive(b);", text)
     elif name == "bf16":
         text = between(text, "__device__ __forceinline__ void ldsm(", "__device__ __forceinline__ uint32_t bf16x2", MATRICES)
     elif name == "op_attend_fast":
@@ -108,6 +113,13 @@ def test_attend_has_the_plain_kernels_bits(program, case):
     done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASS") == (36 if case == 2 else 8 if case == 3 else 5)  # float formats have kernels of their own
+
+
+def test_a_gated_layer_in_one_launch_has_the_plain_kernels_bits(program):
+    """Heads, ATTEND and GATE; and GATE in the launch that folds the pieces."""
+    done = subprocess.run([str(program), "6"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 16
 
 
 def test_keys_that_are_values_have_the_plain_kernels_bits(program):

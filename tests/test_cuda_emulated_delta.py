@@ -10,7 +10,7 @@ import pytest
 
 from test_cuda_emulated import between, compiled, emulated
 
-SOURCES = ("device", "fold", "gdn", "op_delta", "op_fold", "op_gdn", "tf32", "op_delta_fast")
+SOURCES = ("device", "early", "fold", "gdn", "op_delta", "op_fold", "op_gdn", "tf32", "op_delta_fast")
 TF32 = """inline float tf32(float v) { return emu::tf32(v); }
 inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) { emu::mma_tf32(c, a, b0, b1); }
 

@@ -11,7 +11,7 @@ import pytest
 from test_cuda_emulated import CU, compiled
 from test_cuda_emulated_moe import source
 
-SOURCES = ("device", "kv", "rows", "op_route", "op_rows", "chain", "op_chain")
+SOURCES = ("device", "early", "kv", "rows", "op_route", "op_rows", "chain", "op_chain")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ struct AttendArgs {
     int max_pieces;
     int reach;        /* no row sees more pieces; 0: not known */
     float c;          /* scale * log2 e */
+    const float *gate; /* GATE of the result, [rows][heads][dim], of k_attend_merge<true> */
+    int quant_op;     /* what a fault of the quantised result names */
 };
 
 /* pages and visible keys of a row of the step */

@@ -41,7 +41,7 @@ template <int K, int V, int D> bool attend_dim(Queue &q, const AttendArgs &a, co
     constexpr bool large = D > 256 || (D == 256 && (K == KV_F16 || V == KV_F16));
     constexpr int many = large ? 16 : 32, loop = large ? 16 : D == 256 ? 32 : 64, threads = large ? 128 : 256;
     if (!split) return attend_launch<AttendBlock<K, block_v(V, D, loop), D, loop, threads, false>>(q, a, s);
-    if constexpr (K == KV_F16 && V == KV_F16 && D <= 128) return few_launch<FewBlock<K, V, D>>(q, a, s);
+    if constexpr ((K == KV_F16 || K == KV_E4M3) && K == V && D <= 256) return few_launch<FewBlock<K, V, D>>(q, a, s);
     else {
         if constexpr (D <= 256 && (D > 64 || block_v(V, D, many) == KV_Q5_1)) /* heads of 64 over e4m3: not worth a kernel */
             if (a.rows * (a.heads / a.kv.heads) > 8) return attend_launch<AttendBlock<K, block_v(V, D, many), D, many, 128, true>>(q, a, s);

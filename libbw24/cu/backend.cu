@@ -466,7 +466,9 @@ static int make_pieces(bw24_model *m, bw_list *l) {
         const bw_op *op = &l->ops[i];
         if (op->code != BW_OP_ATTEND) continue;
         size_t n = (size_t)cu_max_pieces(m, &l->kvs[op->kv]) * (size_t)op->i[0], bytes = n * (size_t)l->kvs[op->kv].desc.dim * sizeof(float);
-        s->short_heads |= attend_has_short(cu_kv_place(&l->kvs[op->kv]));
+        const KvPlace kv = cu_kv_place(&l->kvs[op->kv]);
+        const int reach = attend_has_short(kv) ? SHORT_REACH : attend_has_gated(kv, (int)l->kvs[op->kv].window) ? SHORT_REACH_LEAST : 0;
+        if (reach > s->short_most) s->short_most = reach;
         if (bytes > most) most = bytes;
         if (n > heads) heads = n;
     }
@@ -503,7 +505,8 @@ static int make_memory(bw24_model *m, bw_list *l) {
     size_t vocab = (size_t)l->bufs[l->logits].width, pages = (size_t)(m->max_context / BW_PAGE_TOKENS + 2) * BW_MAX_CLASS;
     int rc = cu_model_alloc(m, (void **)&s->buf[(size_t)l->logits], (size_t)s->logits_rows * vocab * sizeof(float), "logits");
     if (rc) return rc;
-    s->step_cap = 512 + (size_t)m->max_rows * (8 + 4 * (6 + 2 * BW_MAX_CLASS) + sizeof(FoldSeq) + 2 * sizeof(int)) + 16 * pages * 8;
+    s->step_cap = 512 + (size_t)m->max_rows * (8 + 4 * (6 + 2 * BW_MAX_CLASS) + sizeof(FoldSeq) + 2 * sizeof(int)) + 16 * pages * 8 +
+                  sizeof(uint8_t *) * BW_MAX_CLASS * SHORT_ROWS * SHORT_REACH_LEAST;
     if ((rc = cu_model_alloc(m, (void **)&s->step_dev, s->step_cap, "the rows of a step"))) return rc;
     cudaError_t e = cudaHostAlloc(&s->step_host, s->step_cap, cudaHostAllocDefault);
     if (!e) e = cudaHostAlloc(&s->logits_host, (size_t)s->logits_rows * vocab * sizeof(float), cudaHostAllocDefault);

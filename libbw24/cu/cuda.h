@@ -162,7 +162,7 @@ struct CuList {
     float *pieces;
     float2 *piece_nl;
     int split_rows;
-    bool short_heads;             /* some ATTEND has a kernel for short contexts */
+    int short_most;               /* the most AttendArgs.reach that some ATTEND has a use for */
     /* the step's rows */
     uint8_t *step_host, *step_dev;
     size_t step_cap;

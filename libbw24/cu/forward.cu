@@ -358,33 +358,54 @@ static void attend_shared(Pass &p, const CuStep &c, AttendArgs &a, bool split) {
     if (!split || a.kv.dim % 32) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.keys);
     launch(*p.q, k_attend_shared, dim3((unsigned)blocks, (unsigned)a.heads, (unsigned)n), SHARED_THREADS, 0, a, p.keys);
     if (c.quant_out) a.yo = acts_of(p, c.out, n);
-    launch(*p.q, k_attend_merge, dim3((unsigned)(a.heads * a.kv.dim / 32), (unsigned)n), MERGE, 0, a, p.keys);
+    launch(*p.q, k_attend_merge<false>, dim3((unsigned)(a.heads * a.kv.dim / 32), (unsigned)n), MERGE, 0, a, p.keys);
     p.quantised[(size_t)c.out] = c.quant_out;
 }
 
-static void run_attend(Pass &p, const CuStep &c) {
+AttendArgs attend_args(const Pass &p, const CuStep &c) {
     const bw_op *op = &p.l->ops[c.first];
     const bw_kv *kv = &p.l->kvs[op->kv];
-    int n = rows_of(p, c), out = op->buf[0];
     AttendArgs a = {};
     a.kv = cu_kv_place(kv);
     a.q = buf_of(p, op->buf[1]);
-    a.y = buf_of(p, out);
+    a.y = buf_of(p, op->buf[0]);
     a.heads = op->i[0];
     a.window = (int)kv->window - (p.l->borrows && kv->window); /* from keys.pos, which is one less than the row's */
     a.want = c.want;
     a.op = c.first;
-    a.rows = n;
+    a.rows = rows_of(p, c);
     a.c = (float)(op->f[0] * 1.4426950408889634);
     a.max_pieces = cu_max_pieces(p.m, kv);
     a.o = p.s->pieces;
     a.nl = p.s->piece_nl;
     a.reach = p.reach;
+    return a;
+}
+
+/* the pieces of few rows into one; the GATE behind it too, where there is one: then true */
+static bool merge_pieces(Pass &p, size_t i, AttendArgs a) {
+    const bool gated = gate_behind(p, i);
+    const CuStep &c = p.s->steps[i + gated];
+    if (gated) gate_args(p, c, &a);
+    else if (c.quant_out) a.yo = acts_of(p, c.out, a.rows);
+    p.quantised[(size_t)p.s->steps[i].out] = 0;
+    const dim3 grid((unsigned)(a.heads * a.kv.dim / 32), (unsigned)a.rows);
+    launch(*p.q, gated ? k_attend_merge<true> : k_attend_merge<false>, grid, MERGE, 0, a, p.keys);
+    p.quantised[(size_t)c.out] = c.quant_out;
+    return gated;
+}
+
+/* true: with the GATE behind it */
+static bool run_attend(Pass &p, size_t i) {
+    const CuStep &c = p.s->steps[i];
+    const bw_op *op = &p.l->ops[c.first];
+    AttendArgs a = attend_args(p, c);
+    int n = a.rows, out = op->buf[0];
     bool split = n <= p.s->split_rows;
-    if (a.kv.shared) return attend_shared(p, c, a, split);
+    if (a.kv.shared) { attend_shared(p, c, a, split); return false; }
     if (!split && p.m->ctx->fast_prefill && attend_class_fast(*p.q, a, p.keys)) {
         p.quantised[(size_t)out] = 0;
-        return;
+        return false;
     }
     int qb = op->buf[1];
     if (p.s->acts[(size_t)qb] && a.kv.k == KV_Q8_0) {
@@ -393,29 +414,32 @@ static void run_attend(Pass &p, const CuStep &c) {
     }
     p.quantised[(size_t)out] = c.quant_out && a.reach;
     if (a.reach && c.quant_out) a.yo = acts_of(p, out, n);
-    if (attend_short(*p.q, a, p.keys)) return;
+    if (attend_short(*p.q, a, p.keys)) return false;
     p.quantised[(size_t)out] = 0;
     a.yo = {};
-    if (!attend_hot(p, a, split)) return launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.keys);
-    if (!split) return;
-    if (c.quant_out) a.yo = acts_of(p, out, n);
-    launch(*p.q, k_attend_merge, dim3((unsigned)(a.heads * a.kv.dim / 32), (unsigned)n), MERGE, 0, a, p.keys);
-    p.quantised[(size_t)out] = c.quant_out;
+    if (!attend_hot(p, a, split)) {
+        launch(*p.q, k_attend_any, dim3((unsigned)n, (unsigned)a.heads), 128, 0, a, p.keys);
+        return false;
+    }
+    return split && merge_pieces(p, i, a);
 }
 
-static void run_pick(Pass &p, const CuStep &c) {
+void run_pick_but(Pass &p, const CuStep &c, int b0, int b1) {
     PickArgs a = {};
-    int widest = 0;
+    int widest = 0, n = 0;
     for (int i = 0; i < c.n; i++) {
         const bw_op *op = &p.l->ops[c.first + i];
-        a.y[i] = buf_of(p, op->buf[0]);
-        a.x[i] = buf_of(p, op->buf[1]);
-        a.n[i] = width_of(p, op->buf[0]);
-        widest = a.n[i] > widest ? a.n[i] : widest;
         p.quantised[(size_t)op->buf[0]] = 0;
+        if (op->buf[0] == b0 || op->buf[0] == b1) continue;
+        a.y[n] = buf_of(p, op->buf[0]);
+        a.x[n] = buf_of(p, op->buf[1]);
+        a.n[n] = width_of(p, op->buf[0]);
+        widest = a.n[n] > widest ? a.n[n] : widest;
+        n++;
     }
-    launch(*p.q, k_pick, dim3((unsigned)p.rows.n_want, (unsigned)((widest + PICK_COLS - 1) / PICK_COLS), (unsigned)c.n), 256, 0, a, p.rows);
+    if (n) launch(*p.q, k_pick, dim3((unsigned)p.rows.n_want, (unsigned)((widest + PICK_COLS - 1) / PICK_COLS), (unsigned)n), 256, 0, a, p.rows);
 }
+static void run_pick(Pass &p, const CuStep &c) { run_pick_but(p, c, -1, -1); }
 
 void run_finish(Pass &p) {
     int vocab = width_of(p, p.l->logits);
@@ -423,20 +447,23 @@ void run_finish(Pass &p) {
     launch(*p.q, k_finish, grid, 256, 0, (const float *)buf_of(p, p.l->logits), vocab, p.ids, p.rows.best, p.rows.fault, p.l->n_ops - 1);
 }
 
-static void run_step(Pass &p, const CuStep &c) {
-    if (!rows_of(p, c) || (!p.logits && c.kind != CU_LINEARS && c.out == p.l->logits)) return;
+/* the steps that it was run as, if more than itself; else 0 */
+static int run_step(Pass &p, size_t i) {
+    const CuStep &c = p.s->steps[i];
+    if (!rows_of(p, c) || (!p.logits && c.kind != CU_LINEARS && c.out == p.l->logits)) return 0;
     switch (c.kind) {
-    case CU_EMBED: return run_embed(p, c);
-    case CU_ROWS: return run_rows(p, c);
-    case CU_HEADS: return run_heads(p, c);
-    case CU_LINEARS: return run_linears(p, c);
-    case CU_ATTEND: return run_attend(p, c);
-    case CU_PICK: return run_pick(p, c);
-    case CU_CONV: return run_conv(p, c);
-    case CU_DELTA: return run_delta(p, c);
-    case CU_EXPERTS: return run_experts(p, c);
-    case CU_PERHEAD: return run_perhead(p, c);
+    case CU_EMBED: run_embed(p, c); break;
+    case CU_ROWS: run_rows(p, c); break;
+    case CU_HEADS: run_heads(p, c); break;
+    case CU_LINEARS: run_linears(p, c); break;
+    case CU_ATTEND: return run_attend(p, i) ? 2 : 0;
+    case CU_PICK: run_pick(p, c); break;
+    case CU_CONV: run_conv(p, c); break;
+    case CU_DELTA: run_delta(p, c); break;
+    case CU_EXPERTS: run_experts(p, c); break;
+    case CU_PERHEAD: run_perhead(p, c); break;
     }
+    return 0;
 }
 
 /* all launches of a pass. Eager: looks at the cancel flag, at most 32 steps ahead of the device. */
@@ -451,8 +478,9 @@ int run_steps(Pass &p, bool eager) {
         if (p.open && !split_open_over(p, p.s->steps[i]) && split_finish(p)) return p.rc;
         int n = run_gdn(p, i); /* several steps at once, where rows are few */
         if (!n) n = run_mixture(p, i);
+        if (!n) n = run_gated(p, i);
         if (!n && p.s->steps[i].kind == CU_ROWS) n = run_joined(p, i);
-        if (!n) run_step(p, p.s->steps[i]);
+        if (!n) n = run_step(p, i);
         i += n ? (size_t)n : 1;
         if (p.rc) return split_finish(p);
         if (!eager || ++done % 16) continue;
@@ -487,12 +515,26 @@ static void fill_fold(const RowsPlace &to, const bw_batch *b, size_t at, FoldRow
 
 static size_t ints_of(const CuList *s, size_t n) { return (4 + 2 * BW_MAX_CLASS + (s->list->borrows ? 2 : 0)) * n; }
 static size_t fold_at(const CuList *s, size_t n) { return (64 + 8 * n + 4 * ints_of(s, n) + 63) & ~(size_t)63; }
-size_t rows_bytes(const CuList *s, size_t n) { return (fold_at(s, n) + (s->list->n_states ? n * (sizeof(FoldSeq) + 2 * sizeof(int)) : 0) + 63) & ~(size_t)63; }
+static size_t near_at(const CuList *s, size_t n) { return (fold_at(s, n) + (s->list->n_states ? n * (sizeof(FoldSeq) + 2 * sizeof(int)) : 0) + 63) & ~(size_t)63; }
+size_t rows_bytes(const CuList *s, size_t n) { /* never fewer for more rows */
+    return near_at(s, n) + (s->short_most ? BW_MAX_CLASS * (n < SHORT_ROWS ? n : (size_t)SHORT_ROWS) * SHORT_REACH_LEAST * sizeof(uint8_t *) : 0);
+}
 
 size_t table_bytes(const bw24_model *m, const bw_batch *b) {
     size_t pages = 0;
     for (int i = 0; i < b->all.n_runs; i++) pages += (size_t)b->all.runs[i].seq->n_pages * (size_t)m->n_classes;
     return pages * sizeof(uint8_t *);
+}
+
+/* the first pages of each row, class by class, where a kernel finds them without a table */
+static void fill_near(const bw24_model *m, const bw_batch *b, uint8_t **near) {
+    for (int c = 0; c < m->n_classes; c++)
+        for (int r = 0; r < b->all.n_runs; r++) {
+            const bw_run *run = &b->all.runs[r];
+            const size_t pages = (size_t)run->seq->n_pages < SHORT_REACH_LEAST ? (size_t)run->seq->n_pages : (size_t)SHORT_REACH_LEAST;
+            for (int i = run->first; pages && i < run->first + run->n; i++)
+                memcpy(near + ((size_t)c * (size_t)b->n + (size_t)i) * SHORT_REACH_LEAST, run->seq->data[c], pages * sizeof *near);
+        }
 }
 
 /* where the page tables of a sequence begin, class by class; they are copied where they are not there yet */
@@ -509,11 +551,11 @@ static int put_pages(const bw24_model *m, RowsPlace *to, const bw24_seq *seq) {
 /* Pieces that no row of a narrow step exceeds, in a few classes so that graphs are few; 0: more, or the list has no use for it */
 static int reach_of(const CuList *s, const bw_batch *b) {
     int64_t deepest = 0;
-    if (!s->short_heads || b->n > SHORT_ROWS) return 0;
+    if (!s->short_most || b->n > SHORT_ROWS) return 0;
     for (int i = 0; i < b->n; i++) deepest = b->all.pos[i] > deepest ? b->all.pos[i] : deepest;
     int reach = SHORT_REACH_LEAST;
-    while (reach <= SHORT_REACH && deepest >= (int64_t)reach * PIECE) reach *= 2;
-    return reach <= SHORT_REACH ? reach : 0;
+    while (reach <= s->short_most && deepest >= (int64_t)reach * PIECE) reach *= 2;
+    return reach <= s->short_most ? reach : 0;
 }
 
 /* ---- the step's rows: fault word, best tokens (zero), arrays of n entries (tables: one for each class), state */
@@ -543,6 +585,8 @@ void fill_rows(const bw24_model *m, CuList *s, const bw_batch *b, RowsPlace *to,
     p->rows = {(int *)to->dev, (unsigned long long *)(to->dev + 64), dev(token), dev(pos), dev(want_pos), dev(want_row), dev(table),
            dev(want_table), to->pages_dev, b->n, b->want.n};
     p->reach = reach_of(s, b);
+    if (p->reach) fill_near(m, b, (uint8_t **)(h + near_at(s, n)));
+    p->near = (uint8_t *const *)(to->dev + near_at(s, n));
     p->keys = p->rows;
     if (s->list->borrows) { p->keys.pos = dev(before); p->keys.want_pos = dev(before + n); }
     if (s->list->n_states) fill_fold(*to, b, fold_at(s, n), &p->fold);

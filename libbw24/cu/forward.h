@@ -22,6 +22,7 @@ struct Pass {
     const CuStep *open;          /* EXPERTS whose processor's share is under way (split_finish) */
     const int *ids;              /* tokens of the logits' columns, where the best keys are to hold tokens; else NULL */
     int reach;                   /* no row of the step sees more pieces of keys (AttendArgs.reach); 0: not known */
+    uint8_t *const *near;        /* device [classes][rows][SHORT_REACH], with `reach`: the first pages of each row */
 };
 
 /* where the rows of a step go on the host, and where the device finds them after the upload; the tables of its sequences stand apart, each once */
@@ -63,6 +64,13 @@ bool cu_pair_of(const bw_list *l, const RowOp *ops, int n, QuantArgs *a);
 /* fold.cu */
 void run_conv(Pass &p, const CuStep &c);
 void run_delta(Pass &p, const CuStep &c);
+/* forward.cu: arguments of step c, but for where its quantised result goes; PICK_ROWS of step c but of the buffers a and b */
+AttendArgs attend_args(const Pass &p, const CuStep &c);
+void run_pick_but(Pass &p, const CuStep &c, int a, int b);
+/* attend_gated.cu: step i is ATTEND, and the one behind it GATE of its result, which nobody else reads; as run_gdn, heads, ATTEND and GATE */
+bool gate_behind(const Pass &p, size_t i);
+void gate_args(Pass &p, const CuStep &gate, AttendArgs *a); /* for ATTEND with step `gate` in its launch */
+int run_gated(Pass &p, size_t i);
 /* gdn.cu: the steps that step i and its followers were run as, 0: not in this form */
 int run_gdn(Pass &p, size_t i);
 /* experts.cu. products: act(gate x) * up x of the pairs of `order` (NULL: all), then down of it, to MOE_D by pair */

@@ -82,6 +82,7 @@ bool attend_e4m3_e4m3(Queue &q, const AttendArgs &a, const StepRows &s, bool spl
 enum { SHORT_REACH_LEAST = 4, SHORT_REACH = 16, SHORT_ROWS = 8 }; /* the classes of a.reach double from the least to the most; rows of a step */
 bool attend_has_short(const KvPlace &kv);
 bool attend_short(Queue &q, const AttendArgs &a, const StepRows &s);
+bool attend_has_gated(const KvPlace &kv, int window);
 /* ATTEND of the class `fast` over any pair of formats; false: not this head size */
 bool attend_class_fast(Queue &q, const AttendArgs &a, const StepRows &s);
 extern const LinearKernels linear_q4_0, linear_q4_k, linear_nvfp4, linear_q8_0, linear_q6_k, linear_iq4_xs, linear_int8, linear_int8h;

@@ -69,7 +69,8 @@ __device__ __forceinline__ void merge_fold(const float (&o)[MERGE_CHUNK][32], co
     }
 }
 
-static __global__ void __launch_bounds__(MERGE) k_attend_merge(AttendArgs a, StepRows s) {
+/* GATE: of the result too */
+template <bool GATE> __global__ void __launch_bounds__(MERGE) k_attend_merge(AttendArgs a, StepRows s) {
     __shared__ __align__(16) MergeShared sh;
     const int D = a.kv.dim, groups = D / 32, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y, head = blockIdx.x / groups, c0 = blockIdx.x % groups * 32;
     pdl_trigger();
@@ -88,9 +89,11 @@ static __global__ void __launch_bounds__(MERGE) k_attend_merge(AttendArgs a, Ste
         for (int i = 0; i < 2; i++)
             nl[i] = i0 + 2 * lane + i < pieces ? __ldcg(nlp + (size_t)(i0 + 2 * lane + i) * a.heads) : make_float2(-INFINITY, 0.0f);
     };
-    float N = -INFINITY, L = -0.0f, O = -0.0f;
+    float N = -INFINITY, L = -0.0f, O = -0.0f, by = 0.0f;
+    const size_t at_y = ((size_t)row * a.heads + head) * D + c0 + lane;
     pdl_wait();
     if (warp == 1) stats(0);
+    if (GATE && !warp) by = __ldcg(a.gate + at_y);
 #pragma unroll 1
     for (int i0 = -2 * MERGE_CHUNK; i0 < pieces; i0 += MERGE_CHUNK) {
         const int n = pieces - i0, at = i0 / MERGE_CHUNK;
@@ -107,8 +110,9 @@ static __global__ void __launch_bounds__(MERGE) k_attend_merge(AttendArgs a, Ste
     if (warp) return;
     float y = O * (1.0f / L);
     if (not_finite(y)) report_fault(s.fault, a.op);
-    a.y[((size_t)row * a.heads + head) * D + c0 + lane] = y;
-    if (a.yo.q) quant_group(a.yo, row, (head * D + c0) >> 5, lane, y, s.fault, a.op);
+    if (GATE) y = y * bw_sigmoid(by);
+    a.y[at_y] = y;
+    if (a.yo.q) quant_group(a.yo, row, (head * D + c0) >> 5, lane, y, s.fault, GATE ? a.quant_op : a.op);
 }
 
 } // namespace bw

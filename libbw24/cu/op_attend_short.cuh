@@ -15,7 +15,7 @@ template <int K, int V, int D> struct alignas(16) ShortBlock {
     typedef FewBlock<K, V, D> Few;
     typedef typename Few::Slot Slot;
     static_assert(D <= 128, "a warp brings a query at once");
-    static constexpr int FK = K, FV = V, DIM = D, KB = Few::KB, VB = kv_bytes(V, D) / PIECE, FOUR = Few::FOUR, CT = D / 64;
+    static constexpr int FK = K, FV = V, DIM = D, COLS = D, KB = Few::KB, VB = kv_bytes(V, D) / PIECE, FOUR = Few::FOUR, CT = D / 64;
     float q[SHORT_SLOTS][D]; /* a copy for the two warps of each slot */
     float u[SHORT_SLOTS][PIECE], p[2 * SHORT_SLOTS][PIECE];
     float2 nl[SHORT_PIECES];
@@ -90,7 +90,7 @@ template <class S> __device__ __forceinline__ void short_products(const typename
             for (int k = 0; k < 16; k += 4) get_columns<4>(p + j + k, x + k);
 #pragma unroll
             for (int k = 0; k < 16; k++) {
-                float_columns<S::FV, S::DIM, S::CT>(sl.v, j + k, c0, v);
+                float_columns<S::FV, S::COLS, S::CT>(sl.v, j + k, c0, v);
 #pragma unroll
                 for (int e = 0; e < S::CT; e++) o[e] = fmaf(x[k], v[e], o[e]);
             }
@@ -101,7 +101,7 @@ template <class S> __device__ __forceinline__ void short_products(const typename
         for (int k = 0; k < 8; k += 4) get_columns<4>(p + j + k, x + k);
 #pragma unroll
         for (int k = 0; k < 8; k++) { /* the +0 of a key that is not seen would lose a -0 */
-            float_columns<S::FV, S::DIM, S::CT>(sl.v, j + k, c0, v);
+            float_columns<S::FV, S::COLS, S::CT>(sl.v, j + k, c0, v);
 #pragma unroll
             for (int e = 0; e < S::CT; e++) { const float y = fmaf(x[k], v[e], o[e]); o[e] = j + k >= j0 && j + k < j1 ? y : o[e]; }
         }

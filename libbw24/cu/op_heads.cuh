@@ -6,19 +6,10 @@
 #ifndef BW24_CU_OP_HEADS_CUH
 #define BW24_CU_OP_HEADS_CUH
 
+#include "early.cuh"
 #include "heads.cuh"
 
 namespace bw {
-
-/* a load that the compiler leaves before the dependency wait; constant ones it moves to where their value is used */
-__device__ __forceinline__ float load_now(const float *p) {
-    float v;
-    asm volatile("ld.relaxed.gpu.global.f32 %0,[%1];" : "=f"(v) : "l"(p) : "memory");
-    return v;
-}
-/* a value that is in a register here, not fetched where it is first used */
-__device__ __forceinline__ int held(int v) { asm volatile("" : "+r"(v)); return v; }
-template <class T> __device__ __forceinline__ T *held(T *p) { asm volatile("" : "+l"(p)); return p; }
 
 /* Registers of a head and of its rotation: cosine and sine of the pair that register i leads, or of the neighbours where pairs are interleaved */
 template <int G> struct HeadRegs {

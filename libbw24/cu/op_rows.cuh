@@ -3,7 +3,7 @@
 #ifndef BW24_CU_OP_ROWS_CUH
 #define BW24_CU_OP_ROWS_CUH
 
-#include "device.cuh"
+#include "early.cuh"
 #include "op_route.cuh"
 #include "rows.cuh"
 
@@ -47,11 +47,6 @@ enum { NORM_SEGS = 32, NORM_PARTS = 4 };
 /* four values by a load that the compiler leaves before the dependency wait */
 __device__ __forceinline__ void load_now(const float *p, float *v) {
     asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
-}
-__device__ __forceinline__ int load_now(const int *p) {
-    int v;
-    asm volatile("ld.relaxed.gpu.global.s32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
 }
 /* a warp's 256 values times r and the weights, 8 columns a lane, and what is made of them */
 __device__ __forceinline__ void norm_end(const NormArgs &a, int row, int seg, int lane, const float *values, float r, const float (&w)[8]) {

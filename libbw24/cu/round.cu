@@ -265,7 +265,7 @@ static Tail tail_of(const bw24_model *m, const CuRound *x, const Layout &y, size
 static void level_reach(Layout *y) {
     int most = 0;
     for (Part &x : y->part)
-        if (x.p.s->short_heads && x.p.rows.n <= SHORT_ROWS) most = !x.p.reach || most < 0 ? -1 : x.p.reach > most ? x.p.reach : most;
+        if (x.p.s->short_most && x.p.rows.n <= SHORT_ROWS) most = !x.p.reach || most < 0 ? -1 : x.p.reach > most ? x.p.reach : most;
     for (Part &x : y->part)
         if (x.p.reach) x.p.reach = most < 0 ? 0 : most;
 }

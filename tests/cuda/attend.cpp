@@ -4,6 +4,7 @@
 #include "op_attend.cuh"
 #include "op_attend_few.cuh"
 #include "op_attend_short.cuh"
+#include "op_attend_gated.cuh"
 #include "op_attend_any.cuh"
 #include "op_attend_fast.cuh"
 #include "op_attend_merge.cuh"
@@ -42,7 +43,7 @@ struct Setup {
     std::vector<float2> nl;
     std::vector<int8_t> code, result;
     std::vector<int> pos, table;
-    std::vector<uint8_t *> pages;
+    std::vector<uint8_t *> pages, near; /* near: [rows][GATED_PIECES] */
     int fault = NO_FAULT;
     ~Setup() { for (uint8_t *p : pages) free(p); }
     void add_pages(const KvPlace &kv, const Run &run) {
@@ -70,6 +71,9 @@ struct Setup {
         code.resize((size_t)ld * width);
         result.resize((size_t)ld * width);
         for (auto &x : scale) x.resize((size_t)ld * width / 32);
+        near.resize((size_t)rows * GATED_PIECES);
+        for (int r = 0; r < rows; r++)
+            for (int b = 0; b <= pos[r] / PIECE && b < GATED_PIECES; b++) near[r * GATED_PIECES + b] = pages[table[r] + b];
         s.fault = &fault; s.pos = pos.data(); s.table = table.data(); s.pages = pages.data(); s.n = rows;
         a.kv = kv; a.q = q.data(); a.y = y.data(); a.o = o.data(); a.nl = nl.data();
         a.heads = c.heads; a.window = c.window; a.rows = rows; a.c = 1.4426950408889634f / sqrtf((float)D);
@@ -112,7 +116,7 @@ template <class S> void exact(Setup &t, const std::vector<float> &ref, const cha
     const int tiles = tiles_of(a, S::QUERIES, &chunks);
     const dim3 grid = S::SPLIT ? dim3(3, a.kv.heads, tiles) : dim3(a.kv.heads, tiles);
     emu::launch([=] { k_attend<S>(a, s, chunks, tiles); }, grid, S::THREADS);
-    if (S::SPLIT) emu::launch([=] { k_attend_merge(a, s); }, dim3(a.heads * a.kv.dim / 32, a.rows), MERGE);
+    if (S::SPLIT) emu::launch([=] { k_attend_merge<false>(a, s); }, dim3(a.heads * a.kv.dim / 32, a.rows), MERGE);
     judge(t, ref, what);
 }
 
@@ -164,7 +168,7 @@ template <class S> void few(Setup &t, const std::vector<float> &ref, int blocks,
     Unwritten u(t);
     emu::launch([=] { k_attend_few<S>(a, s, chunks, used, team); }, dim3(blocks, a.kv.heads, tiles), S::THREADS);
     u.end();
-    emu::launch([=] { k_attend_merge(a, s); }, dim3(a.heads * a.kv.dim / 32, a.rows), MERGE);
+    emu::launch([=] { k_attend_merge<false>(a, s); }, dim3(a.heads * a.kv.dim / 32, a.rows), MERGE);
     char what[64];
     snprintf(what, sizeof what, "few rows, %d blocks, %d slots of %d warps", blocks, used, team);
     judge(t, ref, what);
@@ -195,6 +199,74 @@ template <class S> void shorts(Setup &t, const std::vector<float> &ref, int slot
     const bool good = !memcmp(found.data(), t.result.data(), codes.size());
     failures += !good;
     printf("%s its codes\n", good ? "PASS" : "FAIL");
+}
+
+/* The same with GATE behind it, and with norms, rotations and appends before it from raw queries, keys and values; against k_heads, the plain kernel and GATE;
+ * and the pieces' merge with GATE. */
+struct Raw {
+    std::vector<float> x[3], w, cs, gate;
+    GatedArgs g = {};
+    HeadArgs h = {};
+    Raw(Setup &t, int slots) {
+        const int rows = t.s.n, heads[3] = {t.a.heads, t.a.kv.heads, t.a.kv.heads}, D = t.a.kv.dim, pitch = D + 32;
+        const size_t part[3] = {0, t.a.kv.offset, t.a.kv.offset + kv_bytes(t.a.kv.k, D)};
+        w.resize(D);
+        cs.resize((size_t)rows * D);
+        gate.resize((size_t)rows * heads[0] * pitch);
+        for (auto *v : {&w, &cs, &gate})
+            for (float &f : *v) f = unit() * (v == &gate ? 4 : 1);
+        for (int i = 0; i < 3; i++) {
+            HeadChain &c = g.c[i];
+            x[i].resize((size_t)rows * heads[i] * pitch);
+            for (float &f : x[i]) f = unit() * 3;
+            c.x = x[i].data(); c.pitch = pitch; c.from = 16; c.heads = heads[i]; c.dim = D; c.eps = 1e-6f; c.cs = cs.data();
+            c.norm = i < 2; c.w = c.norm ? w.data() : NULL; c.rot = i < 2 ? (int)GATED_ROT : 0;
+            c.y = i ? NULL : t.q.data(); c.copy = !i; c.append = i == 1 ? APPEND_K : i == 2 ? APPEND_V : APPEND_NONE;
+            c.kv = t.a.kv; c.place = part[i]; c.stride = (int)kv_head_bytes(t.a.kv); c.format = KV_F16; c.op = i;
+            h.c[i] = c;
+            h.heads += heads[i];
+        }
+        h.n = 3;
+        g.near = t.near.data(); g.gate = gate.data(); g.gate_pitch = pitch; g.gate_from = 8; g.slots = slots;
+    }
+};
+template <class S> void gated(const Case &c, int slots) {
+    Setup t(c, KV_F16, KV_F16, S::DIM);
+    Raw r(t, slots);
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    const HeadArgs h = r.h;
+    const GatedArgs g = r.g;
+    const dim3 grid(a.heads / a.kv.heads * S::PARTS, a.kv.heads, a.rows);
+    emu::launch([=] { k_heads<S::DIM / 32>(h, s); }, dim3(s.n, (h.heads + 3) / 4), 128);
+    emu::launch([=] { k_attend_any(a, s); }, dim3(a.rows, a.heads), 128);
+    std::vector<float> ref = t.y, flat(t.y.size());
+    for (size_t i = 0; i < ref.size(); i++) {
+        flat[i] = r.gate[i / S::DIM * g.gate_pitch + g.gate_from + i % S::DIM];
+        ref[i] = ref[i] * bw_sigmoid(flat[i]);
+    }
+    t.y.assign(t.y.size(), NAN);
+    typedef FewBlock<KV_F16, KV_F16, S::DIM> Few;
+    AttendArgs m = a;
+    m.gate = flat.data();
+    int chunks;
+    const int tiles = tiles_of(a, Few::QUERIES, &chunks);
+    emu::launch([=] { k_attend_few<Few>(m, s, chunks, 1, Few::QUERIES / Few::MOST); }, dim3(3, a.kv.heads, tiles), Few::THREADS);
+    emu::launch([=] { k_attend_merge<true>(m, s); }, dim3(a.heads * S::DIM / 32, a.rows), MERGE);
+    judge(t, ref, "merge with GATE");
+    Unwritten u(t); /* holds the pages as they are to be */
+    emu::before_block = [&u] { u.put(false); };
+    emu::at_wait = nullptr;
+    for (int again = 0; again < 2; again++) {
+        emu::launch([=] { k_attend_gated<S>(a, s, g); }, grid, 64 * slots);
+        judge(t, ref, again ? "gated" : "gated, no key of the step in the pages");
+        emu::before_block = nullptr; /* the second time all blocks write to the pages */
+        if (!again) u.put(false);
+    }
+    bool good = true;
+    for (auto &x : u.later) good &= !memcmp(x.first, x.second.data(), x.second.size());
+    failures += !good;
+    printf("%s its pages\n", good ? "PASS" : "FAIL");
 }
 
 template <int K, int V, int D> void run(const Case &c) {
@@ -230,7 +302,7 @@ static void run_shared(const Case &c, int format, int D) {
     for (int blocks : {1, 2, 5}) {
         t.y.assign(t.y.size(), NAN);
         emu::launch([=] { k_attend_shared(a, s); }, dim3(blocks, a.heads, a.rows), SHARED_THREADS);
-        emu::launch([=] { k_attend_merge(a, s); }, dim3(a.heads * D / 32, a.rows), MERGE);
+        emu::launch([=] { k_attend_merge<false>(a, s); }, dim3(a.heads * D / 32, a.rows), MERGE);
         judge(t, ref, "keys that are values");
     }
 }
@@ -252,7 +324,13 @@ int main(int argc, char **argv) {
         run_shared({4, 2, 0, {{126, 3}, {63, 2}}}, KV_Q5_1, 288);
         run_shared({2, 1, 0, {{64, 1}}}, KV_E4M3, 1024);
         break;
-    default: fprintf(stderr, "usage: attend 0..5\n"); return 2;
+    case 6:
+        gated<GatedBlock<256, 256>>({4, 2, 0, {{126, 4}, {3, 3}}}, 2);
+        gated<GatedBlock<256, 256>>({2, 1, 0, {{250, 5}}}, 3);
+        gated<GatedBlock<256, 128>>({4, 2, 0, {{126, 4}, {3, 3}}}, 2);
+        gated<GatedBlock<256, 128>>({4, 1, 0, {{250, 1}, {190, 3}}}, 4);
+        break;
+    default: fprintf(stderr, "usage: attend 0..6\n"); return 2;
     }
     return failures != 0;
 }

@@ -83,6 +83,7 @@ struct Step {
             for (int i = 0; i < counts[s]; i++) { order.push_back((first + i) * 7 % rows); seq_of.push_back((int)s); }
             first += counts[s];
         }
+        seqs.reserve(seqs.size() + 1); /* kernels look at the place of one more */
         f = {seqs.data(), &n_seqs, order.data(), seq_of.data(), rows};
     }
     ConvArgs conv(const V &x, const V &w, V &y) const { return {x.data(), w.data(), y.data(), n.channels(), n.taps, 0, 0}; }

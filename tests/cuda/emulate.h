@@ -127,8 +127,11 @@ inline void launch(std::function<void()> f, dim3 g, int n) {
 template <class T> uint32_t word(T v) { uint32_t w; memcpy(&w, &v, 4); return w; }
 template <class T> T of_word(uint32_t w) { T v; memcpy(&v, &w, 4); return v; }
 template <class T> T from_lane(unsigned mask, T v, int lane) {
-    uint32_t w = word(v);
-    return of_word<T>(exchange(mask, &w, 1)[lane & 31][0]);
+    uint32_t w[2] = {};
+    memcpy(w, &v, sizeof v);
+    T r;
+    memcpy(&r, exchange(mask, w, sizeof v / 4)[lane & 31], sizeof r);
+    return r;
 }
 inline int lane() { return cur->lin & 31; }
 
@@ -177,6 +180,8 @@ inline unsigned __ballot_sync(unsigned m, int p) {
     for (int i = 0; i < 32; i++) r |= s[i][0] << i;
     return r;
 }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
 inline uint32_t __float_as_uint(float f) { return emu::word(f); }
 inline int __float_as_int(float f) { return (int)emu::word(f); }
