@@ -23,7 +23,7 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (  # pattern of a changed path 
     (r"^libbw24/cu/", ("cuda_resources",)),
     (r"^libbw24/cu/(op_)?attend", ("cuda_emulated",)),
     (r"^libbw24/cu/(op_)?(delta|gdn|fold|tf32)", ("cuda_emulated_delta",)),
-    (r"^libbw24/cu/(lift|bus|split|op_split)", ("cuda_emulated_lift",)),
+    (r"^libbw24/cu/(lift|bus|split|op_experts_sum)", ("cuda_emulated_lift",)),
     (r"^libbw24/cu/(op_linear|op_gemm|gemm|unit|linear_)", ("cuda_emulated_linear",)),
     (r"^libbw24/cu/(op_experts|experts|mixture|moe|op_rout)", ("cuda_emulated_moe",)),
     (r"^libbw24/cu/(op_rows|rows|op_heads|heads|op_chain|chain|kv|value|op_perhead|perhead)", ("cuda_emulated_rows",)),

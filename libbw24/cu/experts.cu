@@ -3,6 +3,7 @@
 #include <cstdio>
 #include "forward.h"
 #include "op_experts_any.cuh"
+#include "op_experts_sum.cuh"
 
 namespace bw {
 
@@ -209,7 +210,8 @@ void run_experts(Pass &p, const CuStep &c) {
         }
         down_products(p, c, x, order, pairs);
     }
-    launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, (const float *)p.s->moe.mem[MOE_D], route, buf_of(p, x.y), out, x.top);
+    launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, (const float *)NULL, 0, (const int *)NULL,
+           (const float *)p.s->moe.mem[MOE_D], route, buf_of(p, x.y), out, x.top);
 }
 
 } // namespace bw

@@ -8,7 +8,6 @@ extern "C" {
 }
 #include "../spill.h"
 #include "forward.h"
-#include "op_split.cuh"
 
 namespace bw {
 

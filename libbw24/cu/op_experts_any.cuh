@@ -92,16 +92,5 @@ static __global__ void __launch_bounds__(1024) k_experts_order(const float *rout
     for (int p = t; p < pairs; p += 1024) order[atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1)] = p;
 }
 
-/* y[row] = sum over the slots, ascending, of w_s * d_s: grid (n / 256, rows) */
-static __global__ void __launch_bounds__(256) k_experts_sum(const float *d, const float *route, float *y, int n, int top) {
-    const int c = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
-    pdl_trigger();
-    pdl_wait();
-    if (c >= n) return;
-    float v = 0.0f;
-    for (int s = 0; s < top; s++) v = fmaf(__ldcg(route + (size_t)row * 2 * top + s), __ldcg(d + ((size_t)row * top + s) * n + c), v);
-    y[(size_t)row * n + c] = v;
-}
-
 } // namespace bw
 #endif

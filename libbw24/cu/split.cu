@@ -6,7 +6,7 @@
 #include "../cpu/host.h"
 #include "../spill.h"
 #include "forward.h"
-#include "op_split.cuh"
+#include "op_experts_sum.cuh"
 
 namespace bw {
 
@@ -288,7 +288,7 @@ int split_finish(Pass &p) {
     if (!p.rc) p.rc = rc;
     cu_lift_time(p.m, s, joined);
     cu_bus_time(s, (double)s->layers[(size_t)x.layer].packed, s->begun);
-    launch(*p.q, k_split_join, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, h.d, h.own, (const int *)s->dev_ints,
+    launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, h.d, h.own, (const int *)s->dev_ints,
            (const float *)p.s->moe.mem[MOE_D], (const float *)buf_of(p, x.route), buf_of(p, x.y), out, x.top);
     p.quantised[(size_t)x.y] = 0;
     return p.rc;

@@ -1,5 +1,5 @@
 /* The processor's share of EXPERTS beside a card (cpu/host.h), with this test as the card: it sums the slots from its own products and the host's rows, as
- * cu/op_split.cuh does, and every sum has the bits of the op in memory. Forced sets: none, some at random, all but one, all; steps of 1 to 33 rows. */
+ * cu/op_experts_sum.cuh does, and every sum has the bits of the op in memory. Forced sets: none, some at random, all but one, all; steps of 1 to 33 rows. */
 #define _GNU_SOURCE /* mkstemp */
 #include <math.h>
 #include <stdio.h>
