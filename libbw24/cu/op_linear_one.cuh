@@ -240,7 +240,8 @@ template <int SETS> __device__ __forceinline__ void one_change(float *box, int l
 
 /* p of a row of a unit, from +0; a, b: its scales, raw: its minima, sum, low: of the segment's groups */
 template <class U, int SETS>
-__device__ __forceinline__ float one_row_fold(const float (&a)[8], const float (&b)[8], const typename U::Row &raw, const float (&mine)[8 * SETS], const float *sum, const float *low) {
+__device__ __forceinline__ float one_row_fold(const float (&a)[8], const float (&b)[8], const typename U::Row &raw, const float (&mine)[8 * SETS], const float *sum,
+                                              const float *low) {
     constexpr Form F = U::FORM;
     float m0[8], m1[8], s[8], z[8], p = 0.0f;
     if constexpr (F == FORM_S2M) U::row_mins(raw, m0, m1);
