@@ -657,7 +657,7 @@ int verdict(const bw_list *l, int fault) {
     char label[256];
     if (fault == NO_FAULT) return 0;
     bw_op_label(l, fault, label, sizeof label);
-    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond the KV format's range)", label);
+    return bw_fail(BW24_E_NUMERIC, "%s: Inf or NaN in its input (or beyond 2^100 or the KV format's range)", label);
 }
 
 /* few rows handed on come down behind the pass, so that nobody waits for them apart */
