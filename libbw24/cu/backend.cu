@@ -162,6 +162,13 @@ static void cuda_page_copy(bw24_model *m, int klass, uint8_t *dst, const uint8_t
 }
 
 /* ---- resolving a list */
+/* A copy from memory that the driver does not know may return while its bytes are on their way, and steps run on a stream that does not wait for it. */
+int cu_put(const bw24_model *m, void *to, const void *from, size_t bytes, const char *what) {
+    cudaError_t e = cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice);
+    if (!e) e = cudaStreamSynchronize(cudaStreamLegacy);
+    return e ? cu_fail(m->ctx, e, what) : 0;
+}
+
 int cu_upload_dense(bw24_model *m, const bw_tensor *t, const float **out) {
     CuModel *s = model_of(m);
     float *&d = s->dense[t];
@@ -171,9 +178,8 @@ int cu_upload_dense(bw24_model *m, const bw_tensor *t, const float **out) {
         size_t n = (size_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]) * sizeof(float);
         int rc = cu_model_alloc(m, (void **)&d, n, t->name);
         if (rc) return rc;
-        cudaError_t e = cudaMemcpy(d, t->dense, n, cudaMemcpyHostToDevice);
-        if (!e) e = cudaStreamSynchronize(cudaStreamLegacy); /* the call may return while the bytes are on their way, and steps run on another stream */
-        if (e) return cu_fail(m->ctx, e, t->name);
+        rc = cu_put(m, d, t->dense, n, t->name);
+        if (rc) return rc;
     }
     *out = d;
     return 0;
@@ -191,8 +197,8 @@ static int add_rope(bw24_model *m, const bw_list *l, const bw_op *op, const floa
     int rc = cu_model_alloc(m, (void **)&r.inv, (size_t)half * sizeof(double), "a rotation");
     if (!rc) rc = cu_model_alloc(m, (void **)&r.cs, (size_t)m->max_rows * (size_t)r.rot * sizeof(float), "a rotation");
     if (rc) return rc;
-    cudaError_t e = cudaMemcpy(r.inv, inv.data(), (size_t)half * sizeof(double), cudaMemcpyHostToDevice);
-    if (e) return cu_fail(m->ctx, e, "a rotation");
+    rc = cu_put(m, r.inv, inv.data(), (size_t)half * sizeof(double), "a rotation");
+    if (rc) return rc;
     s->ropes.push_back(r);
     *cs = r.cs;
     return 0;
@@ -542,8 +548,7 @@ static int cuda_prepare_list(bw24_model *m, bw_list *l) {
     size_t bytes = s->row_ops.size() * sizeof(RowOp);
     if (!rc && bytes) rc = cu_model_alloc(m, (void **)&s->row_mem, bytes, "row ops");
     if (rc || !bytes) return rc;
-    cudaError_t e = cudaMemcpy(s->row_mem, s->row_ops.data(), bytes, cudaMemcpyHostToDevice);
-    return e ? cu_fail(m->ctx, e, "row ops") : 0;
+    return cu_put(m, s->row_mem, s->row_ops.data(), bytes, "row ops");
 }
 
 static void cuda_free_tensor(bw_tensor *t) {

@@ -207,6 +207,8 @@ int cu_alloc(bw24_model *m, void **out, size_t bytes, const char *what);
 int cu_model_alloc(bw24_model *m, void **out, size_t bytes, const char *what);
 /* for a pointer that lists share: made again where `need` exceeds what it has, for graphs of earlier lists still name the old */
 int cu_share(bw24_model *m, void **mem, size_t *have, size_t need, const char *what);
+/* bytes to the card, there when it returns */
+int cu_put(const bw24_model *m, void *to, const void *from, size_t bytes, const char *what);
 /* the f32 form of a small tensor on the device; NULL for NULL */
 int cu_upload_dense(bw24_model *m, const bw_tensor *t, const float **out);
 int cu_fail(bw24_ctx *c, cudaError_t e, const char *what);

@@ -91,8 +91,7 @@ int cu_resolve_replay(bw24_model *m, bw_list *l) {
     if (ops.empty()) return 0;
     int rc = cu_model_alloc(m, (void **)&s->replay, ops.size() * sizeof(ReplayOp), "FOLD ops");
     if (rc) return rc;
-    cudaError_t e = cudaMemcpy(s->replay, ops.data(), ops.size() * sizeof(ReplayOp), cudaMemcpyHostToDevice);
-    return e ? cu_fail(m->ctx, e, "FOLD ops") : 0;
+    return cu_put(m, s->replay, ops.data(), ops.size() * sizeof(ReplayOp), "FOLD ops");
 }
 
 /* ---- running */

@@ -621,8 +621,7 @@ int grow_logits(bw24_model *m, CuList *s, int want) {
     cu_drop_graphs(s);
     cu_round_drop(model_of(m));
     s->logits_rows = want;
-    cudaError_t e = s->row_ops.empty() ? cudaSuccess : cudaMemcpy(s->row_mem, s->row_ops.data(), s->row_ops.size() * sizeof(RowOp), cudaMemcpyHostToDevice);
-    return e ? cu_fail(m->ctx, e, "row ops") : 0;
+    return s->row_ops.empty() ? 0 : cu_put(m, s->row_mem, s->row_ops.data(), s->row_ops.size() * sizeof(RowOp), "row ops");
 }
 
 /* the first step of a width runs eagerly, the second is captured */

@@ -97,7 +97,7 @@ int cu_resolve_gdn(bw24_model *m, bw_list *l) {
         const size_t bytes = (size_t)GDN_ROWS * a.d.heads * sizeof(int);
         if (all->gdn_count_bytes < bytes) {
             int rc = cu_share(m, (void **)&all->gdn_count, &all->gdn_count_bytes, bytes, "gated delta nets");
-            cudaError_t e = rc ? cudaSuccess : cudaMemset(all->gdn_count, 0, bytes);
+            cudaError_t e = rc ? cudaSuccess : cudaMemsetAsync(all->gdn_count, 0, bytes, ctx_of(m)->q.stream);
             if (rc || e) return rc ? rc : cu_fail(m->ctx, e, "gated delta nets");
         }
         s->steps[i].short_n = steps;

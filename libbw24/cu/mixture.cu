@@ -226,7 +226,7 @@ int cu_resolve_mixtures(bw24_model *m, bw_list *l) {
         if (!steps || !downs_fit(x.slots, s->experts[(size_t)x.at].m[BW_EXP_DOWN].segs)) continue;
         if (!all.mem[MOE_COUNT]) {
             int rc = cu_share(m, &all.mem[MOE_COUNT], &all.bytes[MOE_COUNT], MIX_ROWS * sizeof(int), "experts");
-            cudaError_t e = rc ? cudaSuccess : cudaMemset(all.mem[MOE_COUNT], 0, MIX_ROWS * sizeof(int));
+            cudaError_t e = rc ? cudaSuccess : cudaMemsetAsync(all.mem[MOE_COUNT], 0, MIX_ROWS * sizeof(int), ctx_of(m)->q.stream);
             if (rc || e) return rc ? rc : cu_fail(m->ctx, e, "experts");
         }
         x.router.count = (int *)all.mem[MOE_COUNT];

@@ -126,9 +126,9 @@ static int put_ids(bw24_model *m, CuRound *x, const bw_list *l, Columns *out) {
     std::vector<int> column(vocab, -1);
     for (size_t i = 0; i < n; i++)
         if (l->ids[i] >= 0) column[(size_t)l->ids[i]] = (int)i;
-    cudaError_t e = cudaMemcpy(c.ids, l->ids, n * sizeof(int), cudaMemcpyHostToDevice);
-    if (!e) e = cudaMemcpy(c.column, column.data(), vocab * sizeof(int), cudaMemcpyHostToDevice);
-    if (e) return cu_fail(m->ctx, e, "the tokens of a cut head");
+    rc = cu_put(m, c.ids, l->ids, n * sizeof(int), "the tokens of a cut head");
+    if (!rc) rc = cu_put(m, c.column, column.data(), vocab * sizeof(int), "the tokens of a cut head");
+    if (rc) return rc;
     c.set = l->ids_set;
     return 0;
 }

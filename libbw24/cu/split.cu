@@ -164,8 +164,8 @@ static int set_settle(bw24_model *m) {
         }
         y.whole = have == n;
         if (y.whole) rc = make_seen(m, s);
-        cudaError_t err = cudaMemcpy(y.at, y.at_host, 3 * (size_t)n * sizeof(uint32_t), cudaMemcpyHostToDevice);
-        if (err) rc = cu_fail(m->ctx, err, "experts");
+        const int put = cu_put(m, y.at, y.at_host, 3 * (size_t)n * sizeof(uint32_t), "experts");
+        if (put) rc = put;
     }
     cudaError_t e = cudaStreamSynchronize(ctx_of(m)->q.stream);
     return e && !rc ? cu_fail(m->ctx, e, "experts") : rc;
