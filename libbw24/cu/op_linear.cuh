@@ -385,8 +385,19 @@ __device__ __forceinline__ float linear_scaled(const LinearPart &p, int n, float
 /* x / n, rounded down, for 0 <= x < 2^20: the quotient's distance from the integer above it is more than the error */
 __device__ __forceinline__ int small_quotient(int x, int n) { return (int)__fdividef((float)x + 0.5f, (float)n); }
 
-/* The units that a consumer warp asks for, in the order of its folds and their tiles. Unit k is asked for by lane k % 32, which finds its address 32 units
- * at a time, so that a request is short. */
+/* Asks for unit k of a queue, by the whole warp: lane k % 32 does, which finds its address `src` 32 units at a time, so that a request is short. The first
+ * 32 addresses are found before. */
+template <class U, class Q> __device__ __forceinline__ void ask_next(Q &q, uint8_t *slot, uint64_t *bar, int lane) {
+    if (!(q.k & 31) && q.k) q.src = q.source(q.k + lane);
+    if (lane == (q.k & 31) && q.src) {
+        bar_expect(bar, U::UNIT);
+        bulk_copy(slot, q.src, U::UNIT, bar);
+        bar_issued(bar);
+    }
+    q.k++;
+}
+
+/* The units that a consumer warp asks for, in the order of its folds and their tiles */
 template <class U, bool GLU> struct UnitQueue {
     enum { TILES = GLU ? 4 : 2 };
     const LinearArgs &a;
@@ -403,16 +414,7 @@ template <class U, bool GLU> struct UnitQueue {
         int tb = half ? a.whole + (b >> 1) : b + item * gridDim.x, p = GLU ? t >> 1 : part_of(a, tb);
         return a.part[p].w + ((size_t)(tb * 2 + (t & 1)) * a.segs + fold - item * a.segs) * U::UNIT;
     }
-    /* by the whole warp; the first 32 addresses are found before */
-    __device__ __forceinline__ void next(uint8_t *slot, uint64_t *bar, int lane) {
-        if (!(k & 31) && k) src = source(k + lane);
-        if (lane == (k & 31) && src) {
-            bar_expect(bar, U::UNIT);
-            bulk_copy(slot, src, U::UNIT, bar);
-            bar_issued(bar);
-        }
-        k++;
-    }
+    __device__ __forceinline__ void next(uint8_t *slot, uint64_t *bar, int lane) { ask_next<U>(*this, slot, bar, lane); }
 };
 
 /* Each warp reads another line of the arguments, so that they come to the constant cache at once and not one after the other as they are wanted */

@@ -149,16 +149,7 @@ template <class U> struct StreamQueue {
         const int p = g.glu ? t >> 1 : part_of(a, tb);
         return a.part[p].w + ((size_t)(tb * 2 + (t & 1)) * a.segs + seg) * U::UNIT;
     }
-    /* by the whole warp; the first 32 addresses are found before */
-    __device__ __forceinline__ void next(uint8_t *slot, uint64_t *bar, int lane) {
-        if (!(k & 31) && k) src = source(k + lane);
-        if (lane == (k & 31) && src) {
-            bar_expect(bar, U::UNIT);
-            bulk_copy(slot, src, U::UNIT, bar);
-            bar_issued(bar);
-        }
-        k++;
-    }
+    __device__ __forceinline__ void next(uint8_t *slot, uint64_t *bar, int lane) { ask_next<U>(*this, slot, bar, lane); }
 };
 
 /* A warp that folds: its ring, its activations, its place among the chunks that are handed over */

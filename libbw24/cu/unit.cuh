@@ -145,6 +145,12 @@ struct U_Q4_K : Nibbles {
 __device__ __forceinline__ uint32_t table4(uint32_t sel, uint32_t pick, const uint32_t *t) {
     return prmt(prmt(t[0], t[1], sel), prmt(t[2], t[3], sel), pick);
 }
+/* the nibbles of both halves of w */
+__device__ __forceinline__ void unpack_table(uint32_t w, const uint32_t *t, uint32_t &lo, uint32_t &hi) {
+    const uint32_t sel = w & 0x77777777u, pick = ((w >> 1) & 0x44444444u) | 0x32103210u;
+    lo = table4(sel, pick, t);
+    hi = table4(sel >> 16, pick >> 16, t);
+}
 
 /* w >> 16, off the pipe of prmt and shifts */
 __device__ __forceinline__ uint32_t upper_half(uint32_t w) {
@@ -173,8 +179,7 @@ struct U_NVFP4 : Nibbles, RowOfPairs<U_NVFP4> {
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
-        uint32_t w = word_of(p.v, c), sel = w & 0x77777777u, pick = ((w >> 1) & 0x44444444u) | 0x32103210u;
-        lo = table4(sel, pick, t); hi = table4(sel >> 16, pick >> 16, t);
+        unpack_table(word_of(p.v, c), t, lo, hi);
     }
     /* half of each UE4M3 (bit 7 is clear): its bits as f16 are the value times 2^-8 */
     static __device__ __forceinline__ void pair(Pair v, int, float *a, float *b) {
@@ -195,8 +200,7 @@ struct U_IQ4_XS : Nibbles, RowOfPairs<U_IQ4_XS> {
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
-        uint32_t w = word_of(p.v, c), sel = w & 0x77777777u, pick = ((w >> 1) & 0x44444444u) | 0x32103210u;
-        lo = table4(sel, pick, t); hi = table4(sel >> 16, pick >> 16, t);
+        unpack_table(word_of(p.v, c), t, lo, hi);
     }
     static __device__ __forceinline__ void pair(Pair v, int, float *a, float *b) {
         float d = half_of(v, 0);
