@@ -5,6 +5,7 @@
 #include "launch.h"
 #include "op_attend.cuh"
 #include "op_attend_few.cuh"
+#include "op_attend_team.cuh"
 
 namespace bw {
 
@@ -36,16 +37,36 @@ template <class S> bool few_launch(Queue &q, const AttendArgs &a, const StepRows
     return true;
 }
 
+/* few rows, heads of 64 and 128: rings as deep as the card has room for; the block of a multiprocessor is alone there */
+template <class S> bool team_launch(Queue &q, const AttendArgs &a, const StepRows &s) {
+    static_assert(sizeof(S) + S::K_SLOT + S::value_bytes(KV_Q8_0) <= SHARED_LEAST, "a block must fit the smallest card");
+    const int room = q.shared_max - (int)sizeof(S), value = S::value_bytes(a.kv.v), both = S::K_SLOT + value;
+    int teams = TEAMS;
+    while (room / teams < both) teams /= 2;
+    int values = room / teams / both, keys = values;
+    if (room / teams - values * both >= value) values++;
+    if (values > TEAM_DEEP) values = TEAM_DEEP; /* more is not faster, and keeps the merge from waiting beside this block */
+    if (keys > TEAM_DEEP) keys = TEAM_DEEP;
+    int share = a.heads / a.kv.heads, chunks = head_chunks(share, S::QUERIES), rows = S::QUERIES / (share / chunks), tiles = (a.rows + rows - 1) / rows * chunks;
+    int x = q.sms / (a.kv.heads * tiles), most = a.max_pieces * rows;
+    dim3 grid((unsigned)(x < 1 ? 1 : x < most ? x : most), (unsigned)a.kv.heads, (unsigned)tiles);
+    TeamShape f = team_shape(share, chunks, S::QUERIES, teams, keys, values);
+    launch(q, k_attend_team<S>, grid, S::THREADS, sizeof(S) + (size_t)teams * (keys * S::K_SLOT + values * value), a, s, f);
+    return true;
+}
+
 /* f16 heads of 256 fill the shared memory of a small card with 16 queries; heads of 512 do not fit it */
 template <int K, int V, int D> bool attend_dim(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {
     constexpr bool large = D > 256 || (D == 256 && (K == KV_F16 || V == KV_F16));
     constexpr int many = large ? 16 : 32, loop = large ? 16 : D == 256 ? 32 : 64, threads = large ? 128 : 256;
     if (!split) return attend_launch<AttendBlock<K, block_v(V, D, loop), D, loop, threads, false>>(q, a, s);
-    if constexpr ((K == KV_F16 || K == KV_E4M3) && K == V && D <= 256) return few_launch<FewBlock<K, V, D>>(q, a, s);
+    constexpr bool floats = (K == KV_F16 || K == KV_E4M3) && K == V;
+    if constexpr (floats && D == 256) return few_launch<FewBlock<K, V, D>>(q, a, s);
     else {
-        if constexpr (D > 64 && D <= 256) /* heads of 64: 4 to 8 rows took 8.1 to 8.8 us so, 6.1 to 6.4 in tiles of 8 queries */
+        if constexpr (!floats && D > 64 && D <= 256) /* heads of 64: 4 to 8 rows took 8.1 to 8.8 us so, 6.1 to 6.4 in tiles of 8 queries */
             if (a.rows * (a.heads / a.kv.heads) > 8) return attend_launch<AttendBlock<K, block_v(V, D, many), D, many, 128, true>>(q, a, s);
-        return attend_launch<AttendBlock<K, block_v(V, D, 8), D, 8, 128, true>>(q, a, s);
+        if constexpr (D <= 128) return team_launch<TeamBlock<K, block_v(V, D, 8), D>>(q, a, s);
+        else return attend_launch<AttendBlock<K, block_v(V, D, 8), D, 8, 128, true>>(q, a, s);
     }
 }
 

@@ -3,6 +3,7 @@
 #include "emulate.h"
 #include "op_attend.cuh"
 #include "op_attend_few.cuh"
+#include "op_attend_team.cuh"
 #include "op_attend_short.cuh"
 #include "op_attend_gated.cuh"
 #include "op_attend_any.cuh"
@@ -180,6 +181,28 @@ template <class S> void few_ways(Setup &t, const std::vector<float> &ref) {
     few<S>(t, ref, 1, slots > 1 ? slots - 1 : 1, team);
     few<S>(t, ref, 2, 2, 4);
 }
+/* few rows by teams: blocks that share the pieces, teams, slots of their rings of K and V */
+template <class S> void teams(Setup &t, const std::vector<float> &ref, int blocks, int n, int keys, int values) {
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    int chunks;
+    const int tiles = tiles_of(a, S::QUERIES, &chunks), share = a.heads / a.kv.heads;
+    const TeamShape f = team_shape(share, chunks, S::QUERIES, n, keys, values);
+    Unwritten u(t);
+    emu::launch([=] { k_attend_team<S>(a, s, f); }, dim3(blocks, a.kv.heads, tiles), S::THREADS);
+    u.end();
+    emu::launch([=] { k_attend_merge<false>(a, s); }, dim3(a.heads * a.kv.dim / 32, a.rows), MERGE);
+    char what[80];
+    snprintf(what, sizeof what, "few rows, %d blocks of %d teams, rings of %d and %d", blocks, n, keys, values);
+    judge(t, ref, what);
+}
+
+template <class S> void team_ways(Setup &t, const std::vector<float> &ref) {
+    teams<S>(t, ref, 9, 4, 1, 2);
+    teams<S>(t, ref, 1, 2, 2, 2);
+    teams<S>(t, ref, 2, 3, 2, 1);
+    teams<S>(t, ref, 2, 1, 1, 1);
+}
 /* a short context in one launch; its quantised result too */
 template <class S> void shorts(Setup &t, const std::vector<float> &ref, int slots) {
     const AttendArgs a = t.a;
@@ -282,6 +305,7 @@ template <int K, int V, int D> void run(const Case &c) {
     exact<AttendBlock<K, block_v(V, D, 8), D, 8, 128, true>>(t, ref, "split, 8 queries");
     exact<AttendBlock<K, block_v(V, D, many), D, many, 128, true>>(t, ref, "split, many queries");
     if constexpr ((K == KV_F16 || K == KV_E4M3) && (V == KV_F16 || V == KV_E4M3)) few_ways<FewBlock<K, V, D>>(t, ref);
+    if constexpr (D <= 128) team_ways<TeamBlock<K, block_v(V, D, 8), D>>(t, ref);
     if constexpr (K == KV_F16 && V == KV_F16 && D <= 128)
         for (int slots : {1, 2, 5}) shorts<ShortBlock<K, V, D>>(t, ref, slots);
     int chunks;
@@ -330,7 +354,13 @@ int main(int argc, char **argv) {
         gated<GatedBlock<256, 128>>({4, 2, 0, {{126, 4}, {3, 3}}}, 2);
         gated<GatedBlock<256, 128>>({4, 1, 0, {{250, 1}, {190, 3}}}, 4);
         break;
-    default: fprintf(stderr, "usage: attend 0..6\n"); return 2;
+    case 7:
+        run<KV_Q8_0, KV_Q5_1, 128>({4, 1, 1200, {{1500, 2}}});
+        run<KV_F16, KV_F16, 128>({4, 1, 0, {{1400, 3}}});
+        run<KV_F16, KV_F16, 64>({3, 1, 0, {{1000, 1}}});
+        run<KV_Q8_0, KV_Q8_0, 128>({8, 2, 0, {{900, 1}}});
+        break;
+    default: fprintf(stderr, "usage: attend 0..7\n"); return 2;
     }
     return failures != 0;
 }

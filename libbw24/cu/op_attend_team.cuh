@@ -1,0 +1,426 @@
+/* ATTEND (docs/numerics.md §6) of few rows over heads of 64 and 128. A block is alone on its multiprocessor. Teams of four warps take its pieces (64 keys of
+ * one KV head) in turn, each through rings of K and of V of its own, so that what is being read, scored and multiplied are different pieces. Two barriers of a team
+ * a piece; none of the block. (n, l, o) of each piece go to memory, k_attend_merge folds them in order.
+ *   scores:   float K: a lane has a key, two warps share out the queries; q8_0: a warp has a tile of 16 keys on int8 matrix units.
+ *   softmax:  a warp has one or two queries.
+ *   products: a warp has a quarter of the columns; V in a block format is decoded first, 16 keys at a time, into a strip of the warp's own.
+ * Owns the mapping of work; refuses to know sequences beyond a row's page table. */
+#ifndef BW24_CU_OP_ATTEND_TEAM_CUH
+#define BW24_CU_OP_ATTEND_TEAM_CUH
+
+#include "op_attend_few.cuh"
+
+namespace bw {
+
+enum { TEAM_WARPS = 4, TEAMS = 4, TEAM_DEEP = 2, TEAM_CHUNK = 16 }; /* warps of a team, teams, most slots of a ring; keys decoded at a time */
+
+/* Shapes and shared memory of a block: this, then the teams' rings. EITHER: as AttendBlock's, the same kernel for V in q5_1 and in q8_0.
+ * A lane has CT columns of V and one of GROUPS shares of the queries. */
+template <int K, int V, int D> struct alignas(16) TeamBlock {
+    static constexpr bool INT_K = K == KV_Q8_0, DECODED_V = V == KV_Q8_0 || V == KV_Q5_1, EITHER = V == KV_Q5_1;
+    static constexpr int FK = K, FV = V, DIM = D, QUERIES = 8, WARPS = TEAM_WARPS * TEAMS, THREADS = WARPS * 32, STEP = K == KV_F16 ? 8 : 16;
+    static constexpr int KB = K == KV_F16 ? 2 * D : D, EIGHT = 8 * KB + (INT_K ? 32 : 16); /* bytes of a key; of eight, with what keeps lanes off each other's banks */
+    static constexpr int SCALES = PIECE / 8 * EIGHT;                                      /* q8_0: place of the scales behind the codes */
+    static constexpr int COLUMNS = D / TEAM_WARPS, CT = DECODED_V ? 4 : 2, LANES = COLUMNS / CT, GROUPS = 32 / LANES, PITCH = PIECE + 4;
+    static_assert(D <= 128, "one segment, a share of the columns a warp");
+    static constexpr int K_SLOT = SCALES + (INT_K ? PIECE * D / 16 : 0);
+    float p[TEAMS][2][QUERIES][PITCH];          /* of a team's piece in hand and the one before: scores, then weights */
+    float wide[DECODED_V ? WARPS : 1][DECODED_V ? TEAM_CHUNK : 1][COLUMNS];
+    float q[INT_K ? 1 : QUERIES][D + 4];
+    int8_t code[INT_K ? QUERIES : 1][D + 32];   /* words in the order 0 4 1 5 .. */
+    float delta[D / 32][2 * QUERIES];           /* put_scale's twos */
+    int row[QUERIES], head[QUERIES], lo[QUERIES], hi[QUERIES]; /* of each query: row of the step, head, visible keys (none: 0, 0) */
+    int64_t at[QUERIES];                        /* where (n, l) of its piece 0 would lie */
+    uint64_t full[TEAMS][2][TEAM_DEEP];         /* a slot of K, of V has come */
+    __device__ __forceinline__ static int key_at(int j) { return (j >> 3) * EIGHT + (j & 7) * KB; }
+    __host__ __device__ static constexpr int value_bytes(int format) { return kv_bytes(EITHER && format == KV_Q8_0 ? KV_Q8_0 : V, D); }
+    __device__ __forceinline__ uint8_t *rings() { return (uint8_t *)this + sizeof(TeamBlock); }
+};
+
+/* What the host says of a launch: heads that share a KV head; of one tile (`chunks` of them make the share); rows of a tile; teams, slots of their rings;
+ * what a division by per (of numbers below 8) and by chunks (below 4096) is multiplied by, in 64ths and 65536ths */
+struct TeamShape { int share, per, chunks, rows, teams, keys, values, by_per, by_chunks; };
+inline TeamShape team_shape(int share, int chunks, int queries, int teams, int keys, int values) {
+    const int per = share / chunks;
+    return {share, per, chunks, queries / per, teams, keys, values, (64 + per - 1) / per, (65536 + chunks - 1) / chunks};
+}
+
+/* A lane's key is team_key_of(lane), or that + 4: eight lanes side by side read from eight groups of eight keys. */
+__device__ __forceinline__ int team_key_of(int lane) { return (lane & 7) << 3 | lane >> 3; }
+
+/* ---- loads, by one lane of a warp. The page is the same in all lanes, and the compiler knows it: else it sends each copy round a loop over lanes. */
+__device__ __forceinline__ const uint8_t *team_page(const uint8_t *p) {
+    const uint64_t v = (uint64_t)p;
+    return (const uint8_t *)((uint64_t)__shfl_sync(~0u, (uint32_t)(v >> 32), 0) << 32 | __shfl_sync(~0u, (uint32_t)v, 0));
+}
+template <class S> __device__ __forceinline__ void team_keys(uint8_t *to, uint64_t *full, const uint8_t *page, int lane) {
+    if (lane) return;
+    bar_expect(full, kv_bytes(S::FK, S::DIM));
+#pragma unroll 1
+    for (int i = 0; i < PIECE / 8; i++) bulk_copy(to + i * S::EIGHT, page + i * 8 * S::KB, 8 * S::KB, full);
+    if (S::INT_K) bulk_copy(to + S::SCALES, page + PIECE * S::DIM, PIECE * S::DIM / 16, full);
+    bar_issued(full);
+}
+template <class S> __device__ __forceinline__ void team_values(uint8_t *to, uint64_t *full, const uint8_t *page, int bytes, int lane) {
+    if (lane) return;
+    bar_expect(full, bytes);
+    bulk_copy(to, page + kv_bytes(S::FK, S::DIM), bytes, full);
+    bar_issued(full);
+}
+
+template <class S> __device__ __forceinline__ void team_place(const AttendArgs &a, const StepRows &s, const AttendTile &t, int by_per, S &sh) {
+    const int q = threadIdx.x;
+    if (q < S::QUERIES) {
+        const int n = q * by_per >> 6; /* q / per */
+        const bool have = n < t.rows;
+        const int row = have ? t.r0 + n : t.r0, end = (a.want ? s.want_pos[row] : s.pos[row]) + 1;
+        sh.row[q] = row;
+        sh.head[q] = t.h0 + q - n * t.per;
+        sh.lo[q] = have && a.window && end > a.window ? end - a.window : 0;
+        sh.hi[q] = have ? end : 0;
+        sh.at[q] = ((int64_t)row * a.max_pieces - sh.lo[q] / PIECE) * a.heads + sh.head[q];
+    }
+    __syncthreads();
+}
+
+/* the queries, as codes made and checked by an earlier kernel or as floats; true where a value is not finite */
+template <class S> __device__ __forceinline__ bool team_queries(const AttendArgs &a, S &sh, int queries) {
+    constexpr int D = S::DIM;
+    const int t = threadIdx.x;
+    bool bad = false;
+    if constexpr (S::INT_K) {
+        constexpr int W = D / 16, CODES = S::QUERIES * W;
+        if (t < CODES) {
+            const int q = t / W, w = t % W;
+            if (q < queries) *(uint4 *)(sh.code[q] + 16 * w) = __ldcg((const uint4 *)(a.xq.q + (size_t)sh.row[q] * a.xq.cols + sh.head[q] * D) + w);
+        } else if (t < CODES + S::QUERIES * (D / 32)) {
+            const int q = t % S::QUERIES, g = (t - CODES) / S::QUERIES;
+            if (q < queries) put_scale(sh.delta[g], q, __ldcg(a.xq.delta + (size_t)(sh.head[q] * (D / 32) + g) * a.xq.ld + sh.row[q]));
+        }
+    } else if (t < S::QUERIES * D / 4 && t / (D / 4) < queries) {
+        static_assert(S::QUERIES * D / 4 <= S::THREADS, "a value four a thread");
+        const int q = t / (D / 4), w = t % (D / 4);
+        const float4 v = __ldcg((const float4 *)(a.q + ((size_t)sh.row[q] * a.heads + sh.head[q]) * D) + w);
+        bad = not_finite(v.x) | not_finite(v.y) | not_finite(v.z) | not_finite(v.w);
+        *(float4 *)&sh.q[q][4 * w] = v;
+    }
+    return bad;
+}
+
+/* ---- scores, times c. 16 bytes of a row of float K */
+template <int F, int N> __device__ __forceinline__ void team_floats(const uint8_t *k, float (&w)[N]) {
+    const uint4 v = *(const uint4 *)k;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const uint32_t x = word_of(v, F == KV_F16 ? i : i >> 1);
+        const float2 f = F == KV_F16 ? __half22float2(as_half2(x)) : e4m3x2(i & 1 ? x >> 16 : x & 0xffff);
+        w[2 * i] = f.x; w[2 * i + 1] = f.y;
+    }
+}
+/* key `key` x QG queries from q0 on */
+template <class S, int QG> __device__ __forceinline__ void team_scores_float(const S &sh, const uint8_t *keys, int key, int q0, float c, float (*u)[S::PITCH]) {
+    const uint8_t *k = keys + S::key_at(key);
+    float p[QG];
+#pragma unroll
+    for (int q = 0; q < QG; q++) p[q] = 0.0f;
+#pragma unroll(QG < 4 ? 4 : 2)
+    for (int d = 0; d < S::DIM; d += S::STEP) {
+        float w[S::STEP];
+        team_floats<S::FK>(k + d * (S::KB / S::DIM), w);
+#pragma unroll
+        for (int i = 0; i < S::STEP; i += 4) {
+            float x[QG][4];
+#pragma unroll
+            for (int q = 0; q < QG; q++) get_columns<4>(&sh.q[q0 + q][d + i], x[q]);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+#pragma unroll
+                for (int q = 0; q < QG; q++) p[q] = fmaf(w[i + e], x[q][e], p[q]);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < QG; q++) u[q0 + q][key] = (0.0f + p[q]) * c;
+}
+/* keys 8 gid + member and those + 4 x all 8 queries */
+template <class S> __device__ __forceinline__ void team_scores_int8(const S &sh, const uint8_t *keys, int member, int lane, float c, float (*u)[S::PITCH]) {
+    constexpr int groups = S::DIM / 32;
+    const int gid = lane >> 2, tig = lane & 3, key = 8 * gid + member;
+    const uint8_t *k = keys + gid * S::EIGHT + member * S::KB + tig * 8;
+    const uint16_t *kd = (const uint16_t *)(keys + S::SCALES) + key * groups;
+    float p[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int g = 0; g < groups; g++) {
+        const uint2 k0 = *(const uint2 *)(k + g * 32), k1 = *(const uint2 *)(k + 4 * S::KB + g * 32), b = *(const uint2 *)(sh.code[gid] + g * 32 + tig * 8);
+        const float4 d = *(const float4 *)&sh.delta[g][4 * tig];
+        const GroupScale d0(d.x, d.z), d1(d.y, d.w);
+        const float s0 = half_of(kd[g], 0), s1 = half_of(kd[4 * groups + g], 0);
+        int m[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+        mma32(m, k0.x, k1.x, k0.y, k1.y, b.x, b.y);
+        p[0] = fmaf(s0, d0.of(m[0]), p[0]);
+        p[1] = fmaf(s0, d1.of(m[1]), p[1]);
+        p[2] = fmaf(s1, d0.of(m[2]), p[2]);
+        p[3] = fmaf(s1, d1.of(m[3]), p[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) u[2 * tig + (i & 1)][key + 2 * (i & 2)] = (0.0f + p[i]) * c;
+}
+
+/* What a block knows of a tile: pages; its pieces, first, first + step, .. up to last; w0 .. w1 - 1 are seen whole by all queries; first key that the step
+ * may write */
+struct TeamTile { uint8_t *const *pages; size_t head; int first, last, step, w0, w1, queries, fresh; };
+
+/* ---- softmax of queries member, member + 4, .. (N of them): weights in place of scores, +0 where a key is not seen; (n, l) to memory */
+template <class S, int N>
+__device__ __forceinline__ bool team_softmax(const AttendArgs &a, const S &sh, const TeamTile &t, int b, int member, int lane, float (*p)[S::PITCH]) {
+    uint32_t worst = 0;
+    float u[2][N], n[N], l[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) { u[0][i] = p[member + TEAM_WARPS * i][lane]; u[1][i] = p[member + TEAM_WARPS * i][lane + 32]; }
+#pragma unroll
+    for (int i = 0; i < N; i++) { /* masks, not branches: the queries' chains of shuffles and exponentials overlap */
+        const int q = member + TEAM_WARPS * i, j0 = sh.lo[q] - b * PIECE, j1 = sh.hi[q] - b * PIECE;
+        const uint32_t in0 = lane >= j0 && lane < j1 ? ~0u : 0, in1 = lane + 32 >= j0 && lane + 32 < j1 ? ~0u : 0;
+        worst = max(worst, max(magnitude(u[0][i]) & in0, magnitude(u[1][i]) & in1));
+        n[i] = ceilf(warp_max(fmaxf(in0 ? u[0][i] : -INFINITY, in1 ? u[1][i] : -INFINITY)));
+        u[0][i] = keep(bw_exp2(keep(u[0][i] - n[i], in0)), in0);
+        u[1][i] = keep(bw_exp2(keep(u[1][i] - n[i], in1)), in1);
+        l[i] = warp_tree(u[0][i] + u[1][i]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int q = member + TEAM_WARPS * i;
+        p[q][lane] = u[0][i];
+        p[q][lane + 32] = u[1][i];
+        if (lane == i && q < t.queries && max(0, sh.lo[q] - b * PIECE) < min((int)PIECE, sh.hi[q] - b * PIECE)) a.nl[sh.at[q] + (int64_t)b * a.heads] = make_float2(n[i], l[i]);
+    }
+    return worst >= 0x7f800000u;
+}
+
+/* ---- products: o of QT queries and CT columns of a lane */
+template <int QT> struct TeamSeen { int from[QT], to[QT]; }; /* of the piece, by query */
+/* Four keys from j on. Unless all see all, each query is told for each key: the +0 of a key that it does not see would lose a -0. */
+template <class S, int QT, bool WHOLE>
+__device__ __forceinline__ void team_four(const float *p, const float (&v)[4][S::CT], int j, const TeamSeen<QT> &seen, float (&o)[QT][S::CT]) {
+    float x[QT][4];
+#pragma unroll
+    for (int q = 0; q < QT; q++) get_columns<4>(p + q * S::PITCH + j, x[q]);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int q = 0; q < QT; q++)
+#pragma unroll
+            for (int e = 0; e < S::CT; e++) {
+                const float y = fmaf(x[q][k], v[k][e], o[q][e]);
+                o[q][e] = WHOLE || (j + k >= seen.from[q] && j + k < seen.to[q]) ? y : o[q][e];
+            }
+}
+/* V in a float format, columns from c0 on */
+template <class S, int QT, bool WHOLE>
+__device__ __forceinline__ void team_direct(const uint8_t *values, const float *p, int c0, int from, int to, const TeamSeen<QT> &seen, float (&o)[QT][S::CT]) {
+#pragma unroll(WHOLE ? 4 : 1)
+    for (int j = WHOLE ? 0 : from & ~3; j < (WHOLE ? (int)PIECE : to); j += 4) {
+        float v[4][S::CT];
+#pragma unroll
+        for (int k = 0; k < 4; k++) float_columns<S::FV, S::DIM, S::CT>(values, j + k, c0, v[k]);
+        team_four<S, QT, WHOLE>(p, v, j, seen, o);
+    }
+}
+
+/* V in a block format: four columns of a key as they are stored */
+struct TeamQuad { uint32_t code, high, scale; };
+/* where a lane's quad of its first key stands: codes, high bits (q5_1), scales; all parts have keys at equal distances */
+template <int F, int D> struct TeamStored {
+    static constexpr int Q5 = F == KV_Q5_1, CODE = Q5 ? D / 2 : D, HIGH = D / 8, SCALE = Q5 ? D / 8 : D / 16;
+    const uint8_t *code, *high, *scale;
+    __device__ __forceinline__ TeamStored(const uint8_t *v, int j, int c) {
+        const int w = c & 7;
+        code = v + j * CODE + (Q5 ? c * 2 : (c >> 3) * 32 + (w < 4 ? 2 * w : 2 * w - 7) * 4);
+        high = v + PIECE * CODE + j * HIGH + (c >> 1);
+        scale = v + PIECE * (CODE + (Q5 ? HIGH : 0)) + j * SCALE + (c >> 3) * (Q5 ? 4 : 2);
+    }
+    __device__ __forceinline__ void forward(int keys) { code += keys * CODE; high += keys * HIGH; scale += keys * SCALE; }
+    __device__ __forceinline__ TeamQuad quad(int keys) const { /* of the key so much further */
+        TeamQuad r;
+        if constexpr (Q5) { r.code = *(const uint16_t *)(code + keys * CODE); r.high = high[keys * HIGH]; r.scale = *(const uint32_t *)(scale + keys * SCALE); }
+        else { r.code = *(const uint32_t *)(code + keys * CODE); r.high = 0; r.scale = *(const uint16_t *)(scale + keys * SCALE); }
+        asm volatile("" : "+r"(r.code), "+r"(r.high), "+r"(r.scale)); /* whole registers from here on */
+        return r;
+    }
+};
+/* Values of a quad: a code's byte becomes the bits of the float 2^23 + code. mask, spread: of the quad's half of a byte of high bits. */
+template <int V> __device__ __forceinline__ float4 team_decoded(const TeamQuad &r, uint32_t mask, uint32_t spread) {
+    float x[4];
+    if constexpr (V == KV_Q5_1) {
+        const float2 dm = __half22float2(as_half2(r.scale));
+        const uint32_t q = ((r.code | r.code << 12) & 0x0f0f0f0fu) | (((r.high & mask) * spread) & 0x10101010u); /* bytes: codes 0, 2, 1, 3 */
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = fmaf(dm.x, __uint_as_float(prmt(q, 0x4b000000u, 0x7440 + ((i & 1) << 1 | i >> 1))) - 8388608.0f, dm.y);
+    } else {
+        const uint32_t q = r.code ^ 0x80808080u;
+        const float d = half_of(r.scale, 0);
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = d * (__uint_as_float(prmt(q, 0x4b000000u, 0x7440 + i)) - 8388736.0f);
+    }
+    return make_float4(x[0], x[1], x[2], x[3]);
+}
+/* TEAM_CHUNK keys at a time through the warp's strip; the next ones' codes are read before these are multiplied */
+template <class S, int F, int QT, bool WHOLE>
+__device__ __forceinline__ void team_through(const uint8_t *values, float (*strip)[S::COLUMNS], const float *p, int member, int lane, int from, int to,
+                                            const TeamSeen<QT> &seen, float (&o)[QT][S::CT]) {
+    constexpr int KEYS = 32 / S::LANES, N = TEAM_CHUNK / KEYS; /* keys that a warp decodes at a time */
+    const int quad = lane % S::LANES, c = member * (S::COLUMNS / 4) + quad, j0 = lane / S::LANES, end = WHOLE ? (int)PIECE : to;
+    float *mine = &strip[j0][4 * quad];
+    const uint32_t mask = c & 1 ? 0xf0 : 0x0f, spread = c & 1 ? 0x00208041u : 0x02080410u;
+    int j = WHOLE ? 0 : from & ~(TEAM_CHUNK - 1);
+    TeamStored<F, S::DIM> at(values, j + j0, c);
+    TeamQuad raw[N];
+#pragma unroll
+    for (int k = 0; k < N; k++) raw[k] = at.quad(k * KEYS);
+#pragma unroll 1
+    for (; j < end; j += TEAM_CHUNK) {
+#pragma unroll
+        for (int k = 0; k < N; k++) *(float4 *)(mine + k * KEYS * S::COLUMNS) = team_decoded<F>(raw[k], mask, spread);
+        __syncwarp();
+        at.forward(j + TEAM_CHUNK < PIECE ? (int)TEAM_CHUNK : 0); /* past the end: any */
+#pragma unroll
+        for (int k = 0; k < N; k++) raw[k] = at.quad(k * KEYS);
+#pragma unroll
+        for (int i = 0; i < TEAM_CHUNK; i += 4) {
+            float v[4][4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) get_columns<4>(&strip[i + k][4 * quad], v[k]);
+            team_four<S, QT, WHOLE>(p, v, j + i, seen, o);
+        }
+        __syncwarp(); /* the strip is free */
+    }
+}
+/* the warp's columns of o for QN queries, t.queries of which are there */
+template <class S, int QN, bool WHOLE>
+__device__ __forceinline__ void team_products(const AttendArgs &a, S &sh, const TeamTile &t, const uint8_t *values, const float (*p)[S::PITCH], int b, int warp, int lane) {
+    constexpr int QT = QN > S::GROUPS ? QN / S::GROUPS : 1;
+    const int q0 = lane / S::LANES * QT, member = warp % TEAM_WARPS, c0 = member * S::COLUMNS + lane % S::LANES * S::CT;
+    float o[QT][S::CT];
+    TeamSeen<QT> seen;
+#pragma unroll
+    for (int q = 0; q < QT; q++) {
+        seen.from[q] = WHOLE ? 0 : max(0, sh.lo[q0 + q] - b * PIECE);
+        seen.to[q] = WHOLE ? (int)PIECE : min((int)PIECE, sh.hi[q0 + q] - b * PIECE);
+#pragma unroll
+        for (int e = 0; e < S::CT; e++) o[q][e] = 0.0f;
+    }
+    /* the first row sees the earliest, the last the latest key */
+    const int from = WHOLE ? 0 : max(0, sh.lo[0] - b * PIECE), to = WHOLE ? (int)PIECE : min((int)PIECE, sh.hi[t.queries - 1] - b * PIECE);
+    if constexpr (S::DECODED_V) {
+        if (S::EITHER && a.kv.v == KV_Q8_0) team_through<S, KV_Q8_0, QT, WHOLE>(values, sh.wide[warp], p[q0], member, lane, from, to, seen, o);
+        else team_through<S, S::FV, QT, WHOLE>(values, sh.wide[warp], p[q0], member, lane, from, to, seen, o);
+    } else team_direct<S, QT, WHOLE>(values, p[q0], c0, from, to, seen, o);
+#pragma unroll
+    for (int q = 0; q < QT; q++)
+        if (q0 + q < t.queries && seen.from[q] < seen.to[q]) put_columns<S::CT>(a.o + (sh.at[q0 + q] + (int64_t)b * a.heads) * S::DIM + c0, o[q]);
+}
+
+/* A team's two rings: slots, the one in hand, parity of its barrier */
+struct TeamRing {
+    uint8_t *at;
+    uint64_t *full;
+    int slots, slot, phase, bytes;
+    __device__ __forceinline__ uint8_t *here() const { return at + slot * bytes; }
+    __device__ __forceinline__ void wait() const { bar_wait(full + slot, phase); }
+    __device__ __forceinline__ void next() {
+        if (++slot == slots) { slot = 0; phase ^= 1; }
+    }
+};
+
+/* Pieces team, team + teams, .. of the block's. A slot of K is asked for again when its scores are there, a slot of V when the team has the next piece's
+ * scores, behind the barrier that stands there anyway. */
+template <class S, int QN> __device__ __forceinline__ bool team_walk(const AttendArgs &a, S &sh, const TeamTile &t, TeamRing &k, TeamRing &v, int team, int teams) {
+    const int lane = threadIdx.x & 31, warp = few_warp(), member = warp % TEAM_WARPS, q0 = (member >> 1) * (QN / 2);
+    const int step = teams * t.step;
+    int b = t.first + team * t.step, before = -1, buf = 0;
+    const bool asks = member == team; /* warps of the same number share a scheduler */
+    bool bad = false;
+#pragma unroll 1
+    for (; b <= t.last; b += step) {
+        const int bk = b + k.slots * step, bv = b + (v.slots - 1) * step; /* to ask for: V into the slot of the piece before */
+        const bool more_k = asks && bk <= t.last, more_v = asks && before >= 0 && bv <= t.last;
+        const uint8_t *page_k = more_k ? t.pages[bk] : nullptr, *page_v = more_v ? t.pages[bv] : nullptr;
+        float (*p)[S::PITCH] = sh.p[team][buf];
+        k.wait();
+        if constexpr (S::INT_K) team_scores_int8(sh, k.here(), member, lane, a.c, p);
+        else if (q0 < t.queries) team_scores_float<S, QN / 2>(sh, k.here(), team_key_of(lane) + 4 * (member & 1), q0, a.c, p);
+        team_sync(team, TEAM_WARPS); /* scores are there, K and what the piece before used are free */
+        if (more_k) team_keys<S>(k.here(), k.full + k.slot, team_page(page_k) + t.head, lane);
+        if (more_v) team_values<S>(v.at + before * v.bytes, v.full + before, team_page(page_v) + t.head, v.bytes, lane);
+        if (QN > TEAM_WARPS || member < t.queries) bad |= team_softmax<S, QN / TEAM_WARPS>(a, sh, t, b, member, lane, p);
+        team_sync(team, TEAM_WARPS); /* weights are there */
+        v.wait();
+        if (b >= t.w0 && b < t.w1) team_products<S, QN, true>(a, sh, t, v.here(), p, b, warp, lane);
+        else team_products<S, QN, false>(a, sh, t, v.here(), p, b, warp, lane);
+        before = v.slot;
+        buf ^= 1;
+        k.next();
+        v.next();
+    }
+    return bad;
+}
+
+/* The block's pieces of a tile: a team's first is asked for before the dependency wait, unless the step itself writes it; after it the queries come before
+ * the others. */
+template <class S> __device__ __forceinline__ bool team_tile(const AttendArgs &a, S &sh, const TeamTile &t, TeamRing &k, TeamRing &v, int teams, bool &waited) {
+    const int lane = threadIdx.x & 31, warp = few_warp(), team = warp / TEAM_WARPS, b = t.first + team * t.step;
+    const bool mine = team < teams && b <= t.last, asks = mine && warp % TEAM_WARPS == team;
+    bool asked = false;
+    if (asks && !waited && (b + 1) * PIECE <= t.fresh) {
+        const uint8_t *page = team_page(t.pages[b]) + t.head;
+        team_keys<S>(k.here(), k.full + k.slot, page, lane);
+        team_values<S>(v.here(), v.full + v.slot, page, v.bytes, lane);
+        asked = true;
+    }
+    if (!waited) { pdl_wait(); waited = true; }
+    const bool bad = team_queries(a, sh, t.queries);
+    if (asks)
+#pragma unroll 1
+        for (int c = asked, sk = k.slot + c, sv = v.slot + c; c < max(k.slots, v.slots) && b + c * teams * t.step <= t.last; c++, sk++, sv++) {
+            const uint8_t *page = team_page(t.pages[b + c * teams * t.step]) + t.head;
+            if (sk >= k.slots) sk -= k.slots;
+            if (sv >= v.slots) sv -= v.slots;
+            if (c < k.slots) team_keys<S>(k.at + sk * k.bytes, k.full + sk, page, lane);
+            if (c < v.slots) team_values<S>(v.at + sv * v.bytes, v.full + sv, page, v.bytes, lane);
+        }
+    __syncthreads();
+    if (!mine) return bad;
+    return bad | (t.queries > 4 ? team_walk<S, 8>(a, sh, t, k, v, team, teams) : team_walk<S, 4>(a, sh, t, k, v, team, teams));
+}
+
+/* x: blocks that share the pieces of a tile, y: KV heads, z: tiles. A tile has `per` heads (all that share the KV head, in chunks of at most 8) of
+ * 8 / per rows. */
+template <class S> __global__ void __launch_bounds__(S::THREADS, 1) k_attend_team(AttendArgs a, StepRows s, TeamShape f) {
+    extern __shared__ __align__(16) uint8_t raw[];
+    S &sh = *(S *)raw;
+    const int n = gridDim.x, z = blockIdx.z, rows0 = z * f.by_chunks >> 16, chunk = z - rows0 * f.chunks, end = min(a.rows, (rows0 + 1) * f.rows);
+    bool waited = false, bad = false; /* positions and page tables do not come from an earlier kernel */
+    pdl_trigger();
+    if (threadIdx.x < 2 * TEAMS * TEAM_DEEP) bar_init(&sh.full[0][0][0] + threadIdx.x, 1);
+    bar_fence();
+    const int team = few_warp() / TEAM_WARPS, value = S::value_bytes(a.kv.v);
+    TeamRing k = {sh.rings() + team * (f.keys * S::K_SLOT + f.values * value), sh.full[team][0], f.keys, 0, 0, S::K_SLOT};
+    TeamRing v = {k.at + f.keys * S::K_SLOT, sh.full[team][1], f.values, 0, 0, value};
+    for (int r = rows0 * f.rows, x = blockIdx.x; r < end;) { /* x: the first of the pieces that is this block's */
+        const AttendTile tile = {r, same_table(a, s, r, end - r), (int)blockIdx.y * f.share + chunk * f.per, f.per};
+        team_place(a, s, tile, f.by_per, sh);
+        const int queries = tile.rows * f.per, b0 = sh.lo[0] / PIECE, b1 = (sh.hi[queries - 1] - 1) / PIECE; /* the first row sees the earliest, the last the latest key */
+        const int row = a.want ? s.want_row[r] : r;
+        const TeamTile t = {attend_row(a, s, r).pages, kv_head_bytes(a.kv) * (size_t)blockIdx.y + a.kv.offset, b0 + x, b1, n,
+                           (sh.lo[queries - 1] + PIECE - 1) / PIECE, sh.hi[0] / PIECE, queries, s.pos[row] - row};
+        if (t.first <= b1) bad |= team_tile(a, sh, t, k, v, f.teams, waited);
+        r += tile.rows;
+        if (r >= end) break;
+        x = (x + n - (b1 - b0 + 1) % n) % n; /* the pieces of all rows of the tile go round the blocks */
+        __syncthreads();
+    }
+    if (bad) report_fault(s.fault, a.op);
+    if (!waited) pdl_wait();
+}
+
+} // namespace bw
+#endif
