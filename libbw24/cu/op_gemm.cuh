@@ -127,6 +127,7 @@ template <bool FOUR> struct RowFloats {
 template <class U, bool PAIRS, bool FIRST, class Sh> __device__ __forceinline__ void gemm_stage(const Sh &sh, int k, int slot, float (&p)[2][Sh::COLUMNS][4]) {
     constexpr Form F = U::FORM;
     constexpr bool FOUR = PAIRS && !Sh::LOWS; /* else registers run out */
+    constexpr int UNROLL = Sh::STAGES == 3 || U::GP < 4 || F == FORM_S1M ? U::GP : F == FORM_S1 && !U::APART ? 2 : 1; /* cards of two stages spill the more, the more is unrolled */
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3;
     const uint8_t *bp = sh.b[slot] + (wn * (Sh::ROWS / 2) + gid) * GEMM_B_PITCH + tig * 8;
 #pragma unroll
@@ -136,7 +137,7 @@ template <class U, bool PAIRS, bool FIRST, class Sh> __device__ __forceinline__ 
         for (int m = 0; m < 2; m++)
 #pragma unroll
             for (int r = 0; r < 2; r++) w[m][r] = U::template load_pack<true>(sh.a[slot] + (wm * 2 + m) * U::HALF, pk, r, lane);
-#pragma unroll (F == FORM_S2M ? 1 : U::GP)
+#pragma unroll (F == FORM_S2M ? 1 : UNROLL)
         for (int e = 0; e < U::GP; e++) {
             const int c = pk * U::GP + e;
             uint32_t l[2][2], h[2][2];
