@@ -6,8 +6,6 @@ BW24_LIBRARY measures another library, --scales says in the line what that one d
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import sys
 from pathlib import Path
 
@@ -15,10 +13,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "py"))
 
-from bw24 import abi, records  # noqa: E402
+from bw24 import abi  # noqa: E402
 from bw24.engine import Engine  # noqa: E402
 from bw24.source import open_model  # noqa: E402
-from kv_table import log_softmax  # noqa: E402
+from kv_table import add_text, log_softmax, put, text_facts, text_ids  # noqa: E402
 
 
 def cost(exact: Engine, rounded: Engine, ids: list[int], window: int, bos: int | None) -> dict[str, float]:
@@ -45,26 +43,20 @@ def cost(exact: Engine, rounded: Engine, ids: list[int], window: int, bos: int |
 def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("models", nargs="+")
-    p.add_argument("--text", default=str(Path(__file__).resolve().parent.parent / "docs" / "design.md"))
-    p.add_argument("--tokens", type=int, default=512)
-    p.add_argument("--window", type=int, default=512)
+    add_text(p, tokens=512)
     p.add_argument("--scales", default="four significant bits")
-    p.add_argument("-o", "--output", type=Path, help="file to append the lines to")
     args = p.parse_args(argv)
     text = Path(args.text).read_text(encoding="utf-8")
     for path in args.models:
         settings = {"kv": "f32", "ctx": args.window + 8}
         with (open_model(path) as model, Engine(model, backend="ref", float_activations=True, **settings) as exact,
               Engine(model, backend="cpu", **settings) as rounded):
-            ids = model.tokenizer.encode(text, add_special=False)[: args.tokens]
-            found = cost(exact, rounded, ids, args.window, model.tokenizer.bos_id if model.tokenizer.adds_bos else None)
-            line = {"what": "activations", "file": Path(path).name, "scales": args.scales, "text": Path(args.text).name,
-                    "text_sha256": hashlib.sha256(text.encode()).hexdigest()[:16], "tokens": len(ids), "window": args.window,
+            ids, bos = text_ids(model, text, args.tokens)
+            found = cost(exact, rounded, ids, args.window, bos)
+            line = {"what": "activations", "file": Path(path).name, "scales": args.scales, **text_facts(args, text, ids),
                     **{k: round(v, 6) for k, v in found.items()}, "against": "float activations (backend ref, float_activations), f32 cache",
                     "weights": "real weights", "revision": abi.version()}
-            print(json.dumps(line), flush=True)
-            if args.output:
-                records.append(args.output, line)
+            put(line, args.output)
     return 0
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,13 +50,36 @@ def score(engines: dict[str, Engine], ids: list[int], window: int, bos: int | No
     return out
 
 
+def add_text(p: argparse.ArgumentParser, tokens: int) -> None:
+    """Options of what is read and where lines go; `tokens`: how many by default."""
+    p.add_argument("--text", default=str(Path(__file__).resolve().parent.parent / "docs" / "design.md"))
+    p.add_argument("--tokens", type=int, default=tokens)
+    p.add_argument("--window", type=int, default=512)
+    p.add_argument("-o", "--output", type=Path, help="file to append the lines to")
+
+
+def text_ids(model: Any, text: str, tokens: int) -> tuple[list[int], int | None]:
+    """The first tokens of a text, and what a piece of them begins with."""
+    t = model.tokenizer
+    return t.encode(text, add_special=False)[:tokens], t.bos_id if t.adds_bos else None
+
+
+def text_facts(args: argparse.Namespace, text: str, ids: list[int]) -> dict[str, Any]:
+    """What a line says of the text."""
+    return {"text": Path(args.text).name, "text_sha256": hashlib.sha256(text.encode()).hexdigest()[:16], "tokens": len(ids), "window": args.window}
+
+
+def put(line: dict[str, Any], output: Path | None) -> None:
+    """Print a line, and append it to a file where one is named."""
+    print(json.dumps(line), flush=True)
+    if output:
+        records.append(output, line)
+
+
 def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("models", nargs="+")
-    p.add_argument("--text", default=str(Path(__file__).resolve().parent.parent / "docs" / "design.md"))
-    p.add_argument("--tokens", type=int, default=1536)
-    p.add_argument("--window", type=int, default=512)
-    p.add_argument("-o", "--output", type=Path, help="file to append the lines to")
+    add_text(p, tokens=1536)
     args = p.parse_args(argv)
     text = Path(args.text).read_text(encoding="utf-8")
     for path in args.models:
@@ -63,16 +87,13 @@ def main(argv: list[str] | None = None) -> int:
             windows = any(w for _, _, w in model.builder.kvs.values())
             formats = [f for f in FORMATS if windows or "=" not in f]
             engines = {f: stack.enter_context(Engine(model, backend="cpu", kv=f, ctx=args.window + 8)) for f in formats}
-            ids = model.tokenizer.encode(text, add_special=False)[: args.tokens]
-            found = score(engines, ids, args.window, model.tokenizer.bos_id if model.tokenizer.adds_bos else None)
+            ids, bos = text_ids(model, text, args.tokens)
+            found = score(engines, ids, args.window, bos)
             for name in formats:
-                line = {"revision": abi.version(), "model": Path(path).name, "text": Path(args.text).name,
-                        "text_sha256": hashlib.sha256(text.encode()).hexdigest()[:16], "tokens": len(ids), "window": args.window, "kv": name,
+                line = {"revision": abi.version(), "model": Path(path).name, **text_facts(args, text, ids), "kv": name,
                         "bytes_per_token": sum(kv_bytes_per_token(model, engines[name].kv).values()),
                         **{k: round(v, 6) for k, v in found[name].items()}}
-                print(json.dumps(line), flush=True)
-                if args.output:
-                    records.append(args.output, line)
+                put(line, args.output)
     return 0
 
 
