@@ -3,6 +3,7 @@ after them and the router give the bits of plain loops."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from test_cuda_emulated_linear import source as linear_source
 from test_cuda_emulated_linear import without_ptx
 
 SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_linear_one", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm",
-           "op_router", "bf16", "op_gemm_wgmma", "op_gemm_codes", "op_gemm_groups", "op_gemm_fast")
+           "op_router", "bf16", "op_gemm_wgmma", "op_gemm_codes", "op_gemm_groups", "op_experts_groups", "op_gemm_fast")
 
 # products of a warp group: each warp has its 16 of the 64 outputs, the rows come from shared memory by the place that wg_rows gives
 WARP_GROUPS = """inline uint64_t wg_rows(const uint8_t *tile, int at) { return (uint64_t)tile + at; }
@@ -36,6 +37,8 @@ def source(name: str) -> str:
     """A source with its PTX replaced; of op_linear what EXPERTS uses."""
     if name not in ("unit", "op_linear"):
         text = emulated(name)
+        if name == "op_experts_groups":
+            text = re.sub(r'asm volatile\("bar\.sync[^\n]*', "emu::bar_team(group + 1, 128); }", text)
         text = without_ptx(text)
         if name == "op_gemm_wgmma":
             text = between(text, "template <int N> __device__ __forceinline__ void wg_wait", "/* ---- activations", WARP_GROUPS)
@@ -64,6 +67,13 @@ def test_linear_of_many_rows_has_the_plain_loops_bits(program):
     done = subprocess.run([str(program), "6"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASS") == 19
+
+
+def test_experts_by_warp_groups_have_the_plain_loops_bits(program):
+    """Rows whose scales span too much among them, tiles of 64, 96 and 128 rows."""
+    done = subprocess.run([str(program), "7"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 24
 
 
 @pytest.mark.parametrize("case", range(5))

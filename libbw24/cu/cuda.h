@@ -82,7 +82,7 @@ struct CuMix {
     ChainArgs tail;            /* row ops after the experts as one chain; n_passes 0: none */
 };
 /* scratch of EXPERTS, shared by the layers and lists of a model; a pair is (row, slot) */
-enum MoePart { MOE_H, MOE_U, MOE_D, MOE_MID, MOE_ORDER, MOE_COUNT, MOE_HEADS /* inputs of PERHEAD */, MOE_PARTS };
+enum MoePart { MOE_H /* or rows by tile, for warp groups */, MOE_U, MOE_D, MOE_MID, MOE_ORDER, MOE_COUNT, MOE_HEADS /* inputs of PERHEAD */, MOE_PARTS };
 struct CuMoe { void *mem[MOE_PARTS]; size_t bytes[MOE_PARTS]; };
 
 /* one layer of the spill */
@@ -243,7 +243,8 @@ int cu_resolve_mixtures(bw24_model *m, bw_list *l);
 /* perhead.cu; bytes: of scratch */
 int cu_resolve_perhead(bw24_model *m, bw_list *l, int op);
 uint64_t cu_perhead_bytes(const bw24_model *m, const bw_op *op);
-/* experts.cu; kernels: NULL where units have none */
+/* experts.cu; kernels: NULL where units have none; bytes: of the pairs' rows as a GEMM of warp groups reads them */
+size_t cu_tile_rows_bytes(size_t pairs, int experts, int cols);
 const ExpertKernels *cu_expert_kernels(const LinearKernels *k);
 int cu_resolve_experts(bw24_model *m, bw_list *l, int op, CuStep *c);
 void cu_drop_graphs(CuList *s);

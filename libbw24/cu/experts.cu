@@ -3,6 +3,7 @@
 #include <cstdio>
 #include "forward.h"
 #include "op_experts_any.cuh"
+#include "op_gemm_codes.cuh"
 #include "op_experts_sum.cuh"
 
 namespace bw {
@@ -36,6 +37,10 @@ static size_t acts_bytes(size_t rows, size_t cols) { return rows * cols + rows *
 static size_t pair_room(const bw24_model *m, const CuExperts &x) { return ((size_t)m->max_rows * (size_t)x.top + EXPERT_ROWS + 127) / 128 * 128; }
 static size_t tile_room(size_t pairs) { return pairs / EXPERT_TILE + MOST_EXPERTS; }
 
+/* blocks of 32 rows of all tiles at most, and what their rows of `cols` columns take where a GEMM of warp groups reads them */
+static size_t block_room(size_t pairs, int experts) { return pairs / 32 + 2 * (size_t)experts; }
+size_t cu_tile_rows_bytes(size_t pairs, int experts, int cols) { return block_room(pairs, experts) * ((size_t)group_stages(cols) * GG_BLOCK + 32 * sizeof(float)); }
+
 static int resolve_scratch(bw24_model *m, CuList *s, const CuExperts &x) {
     CuMoe &all = model_of(m)->moe;
     size_t pairs = pair_room(m, x), ff = (size_t)x.m[BW_EXP_DOWN].cols, out = (size_t)x.m[BW_EXP_DOWN].rows, need[MOE_PARTS] = {};
@@ -44,6 +49,8 @@ static int resolve_scratch(bw24_model *m, CuList *s, const CuExperts &x) {
     if (apart) need[MOE_U] = need[MOE_H];
     if (many || x.layer >= 0 || !x.k[BW_EXP_DOWN] || !downs_fit(x.top, x.m[BW_EXP_DOWN].segs)) need[MOE_D] = pairs * out * sizeof(float);
     if (x.k[BW_EXP_DOWN]) need[MOE_MID] = acts_bytes(pairs, ff);
+    if (many && !apart && x.k[BW_EXP_DOWN] && ctx_of(m)->q.warp_groups)
+        need[MOE_H] = cu_tile_rows_bytes(pairs, x.experts, x.m[BW_EXP_GATE].cols > x.m[BW_EXP_DOWN].cols ? x.m[BW_EXP_GATE].cols : x.m[BW_EXP_DOWN].cols);
     if (many) need[MOE_ORDER] = (pairs + 1) * sizeof(int) + tile_room(pairs) * sizeof(ExpertTile);
     for (int i = 0; i < MOE_PARTS; i++) {
         int rc = cu_share(m, &all.mem[i], &all.bytes[i], need[i], "experts");
@@ -168,17 +175,19 @@ int *expert_tiles_at(const Pass &p, const CuExperts &x) { return (int *)p.s->moe
 void run_expert_tiles(Pass &p, const CuStep &c, const CuExperts &x, const int *order, const int *n_tiles, const ExpertTile *tiles, int most) {
     const int n = rows_of(p, c);
     want_quantised(p, x.x, n, c.first);
-    ExpertGemmArgs a = {{x.m[BW_EXP_GATE], x.m[BW_EXP_UP]}, 2, x.top, 1, x.gelu, order, n_tiles, tiles, acts_of(p, x.x, n)};
+    ExpertGemmArgs a = {{x.m[BW_EXP_GATE], x.m[BW_EXP_UP]}, 2, x.top, 1, x.gelu, order, n_tiles, most, tiles, acts_of(p, x.x, n)};
+    a.factor = (const float *)p.s->moe.mem[MOE_H];
+    a.rows = (const uint8_t *)(a.factor + block_room(pair_room(p.m, x), x.experts) * 32);
     a.yo = cu_pair_acts(p, x, n * x.top);
     a.fault = p.rows.fault;
     a.op = c.first;
-    x.k[BW_EXP_GATE]->gemm(*p.q, a, most);
+    x.k[BW_EXP_GATE]->gemm(*p.q, a);
     a.m[0] = x.m[BW_EXP_DOWN];
     a.n_mats = 1;
     a.gather = 0;
     a.x = a.yo;
     a.y = (float *)p.s->moe.mem[MOE_D];
-    x.k[BW_EXP_DOWN]->gemm(*p.q, a, most);
+    x.k[BW_EXP_DOWN]->gemm(*p.q, a);
 }
 
 static void run_gemm(Pass &p, const CuStep &c, int *order) {

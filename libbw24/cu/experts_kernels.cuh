@@ -2,6 +2,7 @@
 #ifndef BW24_CU_EXPERTS_KERNELS_CUH
 #define BW24_CU_EXPERTS_KERNELS_CUH
 
+#include "gemm_fast.h"
 #include "launch.h"
 #include "op_experts.cuh"
 #include "op_experts_gemm.cuh"
@@ -34,15 +35,25 @@ template <class U> void experts_down(Queue &q, const DownArgs &args, int rows) {
     a.by_pairs = one_reciprocal((a.m.segs + 1) / 2);
     launch(q, k_experts<U>, dim3((unsigned)((a.m.rows + 15) / 16), (unsigned)rows), 32 * b.warps, b.bytes, ExpertArgs(), a);
 }
-template <class U> size_t experts_gemm_bytes(const Queue &q) { return gemm_stages(q.shared_max) == 3 ? sizeof(ExpertShared<U, 3>) : sizeof(ExpertShared<U, 2>); }
+template <class U> bool experts_by_groups(const Queue &q) { return q.warp_groups && expert_groups<U>; }
+template <class U> size_t experts_gemm_bytes(const Queue &q) {
+    if (experts_by_groups<U>(q)) return sizeof(ExpertGroupShared<U>);
+    return gemm_stages(q.shared_max) == 3 ? sizeof(ExpertShared<U, 3>) : sizeof(ExpertShared<U, 2>);
+}
 template <class U> bool experts_gemm_fits(const Queue &q) { return experts_gemm_bytes<U>(q) <= (size_t)q.shared_max; }
-template <class U> void experts_gemm(Queue &q, const ExpertGemmArgs &args, int tiles) {
+template <class U> void experts_gemm(Queue &q, const ExpertGemmArgs &args) {
     constexpr bool halves = std::is_same<U, U_INT8H>::value, generic = halves || std::is_same<U, U_INT8>::value;
     typedef typename std::conditional<generic, INT8_OR_INT8H, U>::type Of;
     ExpertGemmArgs a = args;
     const int outs = a.n_mats == 2 ? 64 : 128;
     a.halves = halves;
-    launch(q, k_experts_gemm<Of>, dim3((unsigned)tiles, (unsigned)((a.m[0].rows + outs - 1) / outs)), 256, experts_gemm_bytes<U>(q), a);
+    const int blocks = (a.m[0].rows + outs - 1) / outs, places = a.most * blocks;
+    dim3 grid((unsigned)a.most * 2, (unsigned)blocks);
+    if (experts_by_groups<U>(q)) {
+        gemm_pairs(q, a);
+        grid = dim3((unsigned)(places < q.sms ? places : q.sms));
+    }
+    launch(q, k_experts_gemm<Of>, grid, experts_by_groups<U>(q) ? GG_THREADS : 256, experts_gemm_bytes<U>(q), a);
 }
 
 #define BW_EXPERT_KERNELS(name, table, U) const ExpertKernels name = {&table, experts_product<U>, experts_down<U>, experts_gemm_fits<U>, experts_gemm<U>};

@@ -11,7 +11,12 @@ size_t gemm_acts_bytes(bool warp_groups, bool fast, size_t rows, size_t cols) {
 }
 
 void gemm_codes(Queue &q, const Acts &x, uint8_t *acts) {
-    launch(q, k_fast_acts, dim3((unsigned)(group_stages(x.cols) + 7) / 8, (unsigned)(x.ld / 8)), 256, 0, x, acts, 0, true);
+    launch(q, k_fast_acts, dim3((unsigned)(group_stages(x.cols) + 7) / 8, (unsigned)(x.ld / 8)), 256, 0, x, acts, 0, true, ExpertRows());
+}
+
+void gemm_pairs(Queue &q, const ExpertGemmArgs &a) {
+    const ExpertRows e = {a.tiles, a.n_tiles, a.order, a.top, a.gather, (float *)a.factor};
+    launch(q, k_fast_acts, dim3((unsigned)a.most * (EXPERT_TILE / 8)), 256, 0, a.x, (uint8_t *)a.rows, 0, true, e);
 }
 
 /* what a block has */
@@ -35,7 +40,7 @@ void gemm_fast(Queue &q, const LinearKernels *k, const LinearArgs &a, uint8_t *a
     const int padded = (a.rows + FAST_PAD - 1) / FAST_PAD * FAST_PAD, groups = (a.x.cols + 127) / 128 * 4, per_warp = q.warp_groups ? 2 : 1;
     const FastShape s = shapes[k->id](q);
     const int rows = q.warp_groups ? a.x.ld : padded;
-    launch(q, k_fast_acts, dim3((unsigned)((groups + 8 * per_warp - 1) / (8 * per_warp)), (unsigned)(rows / 8)), 256, 0, a.x, acts, padded, false);
+    launch(q, k_fast_acts, dim3((unsigned)((groups + 8 * per_warp - 1) / (8 * per_warp)), (unsigned)(rows / 8)), 256, 0, a.x, acts, padded, false, ExpertRows());
     int tiles = 0;
     for (int i = 0; i < a.n_parts; i++) tiles += (a.part[i].n + s.outs - 1) / s.outs;
     launch(q, k_linear_fast, dim3((unsigned)((a.rows + s.rows - 1) / s.rows), (unsigned)tiles), s.threads, s.bytes, k->id, a, (const uint8_t *)acts, padded);

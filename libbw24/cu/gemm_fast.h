@@ -13,6 +13,9 @@ enum { FAST_LEAST_ROWS = 33 };
 size_t gemm_acts_bytes(bool warp_groups, bool fast, size_t rows, size_t cols);
 /* the activations of x as f16: op_gemm_codes.cuh */
 void gemm_codes(Queue &q, const Acts &x, uint8_t *acts);
+/* the same of the rows of a's tiles to a.rows and a.factor */
+struct ExpertGemmArgs;
+void gemm_pairs(Queue &q, const ExpertGemmArgs &a);
 /* kernels of these units exist in the class and fit the card */
 bool gemm_fast_fits(const Queue &q, const LinearKernels *k);
 /* a.rows rows of a.x through `acts`, then the parts; gemm_fast_fits(q, k) */

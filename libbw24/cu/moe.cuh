@@ -76,21 +76,26 @@ enum { EXPERT_SLOTS = 32 };
 inline bool downs_fit(int slots, int segs) { return slots <= EXPERT_SLOTS && slots * ((segs + 1) / 2) <= 64; }
 
 /* Many rows: products of the pairs of an expert in tiles. x has a row a row of the step, which pair order[i] names (gather), or row i for pair order[i]. */
-enum { EXPERT_TILE = 64 };
-struct ExpertTile { int expert, first, n; }; /* pairs order[first .. first + n) */
+enum { EXPERT_TILE = 128 };
+struct ExpertTile { int expert, first, n, at; }; /* pairs order[first .. first + n); at: the blocks of 32 rows that the tiles before it have */
+/* rows that a tile of n pairs has where they are packed for the GEMM of warp groups: 64, 96 or 128 */
+__host__ __device__ inline int tile_height(int n) { return n <= 64 ? 64 : (n + 31) & ~31; }
 struct ExpertGemmArgs {
     ExpertMatrix m[2];
     int n_mats, top, gather, gelu;
     const int *order, *n_tiles;
+    int most;             /* tiles at most, whatever n_tiles says */
     const ExpertTile *tiles;
     Acts x;
     Acts yo;              /* gate and up: act(gate) * up, quantised */
     float *y;             /* one matrix: the product */
     int *fault, op;
+    const uint8_t *rows;  /* warp groups: x's rows by tile (op_gemm_codes.cuh), and their factors */
+    const float *factor;
     int halves;           /* set at launch (op_experts_gemm.cuh) */
 };
 
-/* kernels of one unit type; a file experts_*.cu each, one for both generic types. pairs, rows: how many; tiles: at most */
+/* kernels of one unit type; a file experts_*.cu each, one for both generic types. pairs, rows: how many */
 struct Queue;
 struct LinearKernels;
 struct ExpertKernels {
@@ -98,7 +103,7 @@ struct ExpertKernels {
     void (*product)(Queue &q, const ExpertArgs &a, int pairs);
     void (*down)(Queue &q, const DownArgs &a, int rows);
     bool (*gemm_fits)(const Queue &q);
-    void (*gemm)(Queue &q, const ExpertGemmArgs &a, int tiles);
+    void (*gemm)(Queue &q, const ExpertGemmArgs &a);
 };
 extern const ExpertKernels experts_q4_0, experts_q4_k, experts_nvfp4, experts_q8_0, experts_q6_k, experts_iq4_xs, experts_int8, experts_int8h;
 

@@ -74,9 +74,10 @@ __device__ __forceinline__ int sum_before(int v, int *sums) {
     return at - v;
 }
 
-/* The pairs, those of expert 0 first, and tiles over those of one expert: a pair's result does not depend on its place. One block. */
+/* The pairs, those of expert 0 first, and tiles over those of one expert, high ones first so that blocks which take them in turn have equal work: a pair's
+ * result does not depend on its place. One block. */
 static __global__ void __launch_bounds__(1024) k_experts_order(const float *route, int pairs, int top, int *order, ExpertTile *tiles, int *n_tiles) {
-    __shared__ int next[MOST_EXPERTS], sums[32];
+    __shared__ int next[MOST_EXPERTS], sums[32], all[2];
     const int t = threadIdx.x;
     pdl_trigger();
     next[t] = 0;
@@ -84,11 +85,16 @@ static __global__ void __launch_bounds__(1024) k_experts_order(const float *rout
     __syncthreads();
     for (int p = t; p < pairs; p += 1024) atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1);
     __syncthreads();
-    const int count = next[t], mine = (count + EXPERT_TILE - 1) / EXPERT_TILE, at = sum_before(count, sums), tile = sum_before(mine, sums);
-    for (int i = 0; i < mine; i++) tiles[tile + i] = {t, at + i * EXPERT_TILE, min((int)EXPERT_TILE, count - i * EXPERT_TILE)};
-    if (t == 1023) *n_tiles = tile + mine;
+    const int count = next[t], whole = count / EXPERT_TILE, rest = count % EXPERT_TILE, height = rest ? tile_height(rest) / 32 : 0;
+    const int large = whole + (height == 4), small = (height == 3) | (height == 2) << 16; /* of 128 rows; of 96 and of 64 */
+    const int at = sum_before(count, sums), tile = sum_before(large, sums), less = sum_before(small, sums), block = sum_before(whole * 4 + height, sums);
+    if (t == 1023) { all[0] = tile + large; all[1] = less + small; }
     next[t] = at;
     __syncthreads();
+    for (int i = 0; i < whole; i++) tiles[tile + i] = {t, at + i * EXPERT_TILE, EXPERT_TILE, block + i * 4};
+    const int last = height == 4 ? tile + whole : height == 3 ? all[0] + (less & 0xffff) : all[0] + (all[1] & 0xffff) + (less >> 16);
+    if (rest) tiles[last] = {t, at + whole * EXPERT_TILE, rest, block + whole * 4};
+    if (!t) *n_tiles = all[0] + (all[1] & 0xffff) + (all[1] >> 16);
     for (int p = t; p < pairs; p += 1024) order[atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1)] = p;
 }
 

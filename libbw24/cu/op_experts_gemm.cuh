@@ -1,18 +1,20 @@
 /* EXPERTS over quantised weights for many rows: the pairs (row, slot) of an expert as an int8 tensor-core GEMM in tiles of 64, the same program as
- * op_experts.cuh, hence the same bits. Owns the tiles and the gathering of rows; stages and arithmetic are op_gemm.cuh's. */
+ * op_experts.cuh, hence the same bits. Owns the gathering of rows; stages and arithmetic are op_gemm.cuh's. Cards of warp groups: op_experts_groups.cuh. */
 #ifndef BW24_CU_OP_EXPERTS_GEMM_CUH
 #define BW24_CU_OP_EXPERTS_GEMM_CUH
 
 #include <type_traits>
 #include "moe.cuh"
-#include "op_gemm.cuh"
+#include "op_experts_groups.cuh"
 
 namespace bw {
 
+enum { EXPERT_HALF = 64 }; /* pairs of a block: half a tile */
+
 /* w: gate and up (or the one matrix) of the tile's expert; row: in x of each of its pairs, -1: not there */
-template <class U, int STAGES = GEMM_STAGES> struct ExpertShared : GemmShared<U, STAGES, EXPERT_TILE> {
+template <class U, int STAGES = GEMM_STAGES> struct ExpertShared : GemmShared<U, STAGES, EXPERT_HALF> {
     const uint8_t *w[2];
-    int row[EXPERT_TILE];
+    int row[EXPERT_HALF];
     float4 y[8][256]; /* sums over the segments so far, of each thread: registers hold those of a segment */
 };
 constexpr int EXPERT_PITCH = 68; /* floats a row of finished values in shared memory */
@@ -87,19 +89,23 @@ template <class U> __device__ __forceinline__ void experts_glu(const ExpertGemmA
     }
 }
 
-/* grid (tiles of 64 pairs, blocks of 128 outputs; of 64 where gate and up come together). The result of pair order[i] stands in row i of yo, or in row
+/* grid (halves of tiles, blocks of 128 outputs; of 64 where gate and up come together). The result of pair order[i] stands in row i of yo, or in row
  * order[i] of y. */
 template <class U> __device__ __forceinline__ void experts_gemm_block(const ExpertGemmArgs &a) {
     extern __shared__ __align__(16) uint8_t raw[];
     ExpertShared<U> &sh = *(ExpertShared<U> *)raw;
-    static_assert(sizeof(ExpertShared<U>) >= EXPERT_TILE * EXPERT_PITCH * sizeof(float), "finished values take the stages' place");
+    static_assert(sizeof(ExpertShared<U>) >= EXPERT_HALF * EXPERT_PITCH * sizeof(float), "finished values take the stages' place");
     pdl_trigger();
     pdl_wait();
-    if (blockIdx.x >= __ldcg(a.n_tiles)) return;
-    const ExpertTile tile = a.tiles[blockIdx.x];
+    if ((int)blockIdx.x >> 1 >= __ldcg(a.n_tiles)) return;
+    ExpertTile tile = a.tiles[blockIdx.x >> 1];
+    const int half = (blockIdx.x & 1) * EXPERT_HALF;
+    if (half >= tile.n) return;
+    tile.first += half;
+    tile.n = min(tile.n - half, (int)EXPERT_HALF);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, stages = 2 * a.m[0].segs;
     if (threadIdx.x < 2) sh.w[threadIdx.x] = expert_at(a.m[threadIdx.x], tile.expert);
-    for (int i = threadIdx.x; i < EXPERT_TILE; i += 256) sh.row[i] = i >= tile.n ? -1 : a.gather ? __ldcg(a.order + tile.first + i) / a.top : tile.first + i;
+    for (int i = threadIdx.x; i < EXPERT_HALF; i += 256) sh.row[i] = i >= tile.n ? -1 : a.gather ? __ldcg(a.order + tile.first + i) / a.top : tile.first + i;
     __syncthreads();
     ExpertLoad<U> ld = {a, sh, (int)blockIdx.y * (a.n_mats == 2 ? 4 : 8), 2 * a.m[0].blocks};
     float p[2][4][4];
@@ -148,10 +154,15 @@ template <class U> __device__ __forceinline__ void experts_gemm_block(const Expe
         }
 }
 
-/* 256 threads. Units of INT8_OR_INT8H are of the one type or the other as a.halves says */
+/* The form that the card has: GG_THREADS, or 256 threads. Units of INT8_OR_INT8H are of the one type or the other as a.halves says */
 struct INT8_OR_INT8H;
-template <class U> __global__ void __launch_bounds__(256, GEMM_STAGES == 3 ? 2 : 1) k_experts_gemm(ExpertGemmArgs a) {
-    if constexpr (!std::is_same<U, INT8_OR_INT8H>::value) experts_gemm_block<U>(a);
+template <class U> constexpr bool BY_GROUPS = BW_WARP_GROUPS && !std::is_same<U, INT8_OR_INT8H>::value;
+template <class U> __global__ void __launch_bounds__(BY_GROUPS<U> ? GG_THREADS : 256, BY_GROUPS<U> || GEMM_STAGES == 2 ? 1 : 2) k_experts_gemm(ExpertGemmArgs a) {
+    if constexpr (BY_GROUPS<U>) {
+        pdl_wait();
+        if (a.n_mats == 2) experts_groups<U, true>(a);
+        else experts_groups<U, false>(a);
+    } else if constexpr (!std::is_same<U, INT8_OR_INT8H>::value) experts_gemm_block<U>(a);
     else if (a.halves) experts_gemm_block<U_INT8H>(a);
     else experts_gemm_block<U_INT8>(a);
 }

@@ -12,6 +12,7 @@
 #ifndef BW24_CU_OP_GEMM_CODES_CUH
 #define BW24_CU_OP_GEMM_CODES_CUH
 
+#include "moe.cuh"
 #include "op_gemm_wgmma.cuh"
 
 namespace bw {
@@ -78,17 +79,35 @@ __device__ __forceinline__ uint32_t sixteenths_plus(uint32_t v, uint32_t zero) {
     return *(const uint32_t *)&d;
 }
 
-/* group g of a pack, row r of its two, as A registers [16 columns]; here int8 codes: bytes, their top bit inverted, under f16 1024 */
+/* row r's registers of codes c (words tig and tig + 4) plus 128 as bytes: under f16 1024, less 1152 */
+__device__ __forceinline__ void group_bytes(const uint32_t (&c)[2], int r, uint32_t (&a)[2][4], uint32_t k) {
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) a[e][2 * i + r] = halves_less(prmt(c[e], k, i ? 0x4341 : 0x4240), 0x64806480u);
+}
+
+/* group g of a pack, row r of its two, as A registers [16 columns]; here int8 codes: bytes, their top bit inverted */
 template <class U> struct GroupCodes {
     static constexpr uint32_t K = 0x64646464u, L = 0;
     static constexpr float BACK = 1.0f;
     static __device__ __forceinline__ void get(const typename U::Pack &p, int g, int r, uint32_t (&a)[2][4], uint32_t k, uint32_t) {
         uint32_t c[2];
         U::unpack(p, g, c[0], c[1]);
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) a[e][2 * i + r] = halves_less(prmt(c[e] ^ 0x80808080u, k, i ? 0x4341 : 0x4240), 0x64806480u);
+        c[0] ^= 0x80808080u;
+        c[1] ^= 0x80808080u;
+        group_bytes(c, r, a, k);
+    }
+};
+/* the values of U_IQ4_XS, 128 more in the table already */
+template <> struct GroupCodes<U_IQ4_XS> {
+    static constexpr uint32_t K = 0x64646464u, L = 0;
+    static constexpr float BACK = 1.0f;
+    static __device__ __forceinline__ void get(const Pack4 &p, int g, int r, uint32_t (&a)[2][4], uint32_t k, uint32_t) {
+        const uint32_t t[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};
+        uint32_t c[2];
+        unpack_table(word_of(p.v, g), t, c[0], c[1]);
+        group_bytes(c, r, a, k);
     }
 };
 /* a nibble, its top bit inverted, in the lowest bits of f16 1024, or 16 times that above them */
@@ -146,18 +165,18 @@ template <> struct GroupCodes<U_NVFP4> {
 };
 
 /* ---- activations of a.ld rows, a multiple of 128 */
-constexpr int GG_ROWS = 128, GG_CODES = GG_ROWS * 128, GG_STAGE = GG_CODES + 2 * GG_ROWS * 4;
+constexpr int GG_ROWS = 128, GG_CODES = GG_ROWS * 128, GG_ROW = 128 + 2 * 4, GG_STAGE = GG_ROWS * GG_ROW, GG_BLOCK = 32 * GG_ROW; /* GG_BLOCK: a stage of 32 rows */
 __host__ __device__ constexpr int group_stages(int cols) { return (cols + 255) / 256 * 4; }
 __host__ __device__ constexpr size_t group_acts_bytes(size_t rows, int cols) { return rows / GG_ROWS * (size_t)group_stages(cols) * GG_STAGE + rows * 4; }
 /* stage 0 of a block of rows */
 __device__ __forceinline__ size_t group_rows(const Acts &a, int block) { return (size_t)block * group_stages(a.cols) * GG_STAGE; }
 __device__ __forceinline__ const float *group_factor(const Acts &a, const uint8_t *acts) { return (const float *)(acts + group_rows(a, a.ld / GG_ROWS)); }
 
-/* factors of a block's eight rows; range: [warp][largest, least scale as bits][row] */
-__device__ __forceinline__ void group_factors(const Acts &a, float (&factor)[8], uint32_t (&range)[8][2][8]) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y * 8 + (lane & 7);
+/* factors of eight rows, from[row] of a, 1 for rows that are not there (-1); range: [warp][largest, least scale as bits][row] */
+__device__ __forceinline__ void group_factors(const Acts &a, const int (&from)[8], float (&factor)[8], uint32_t (&range)[8][2][8]) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = from[lane & 7];
     uint32_t most = 0, least = 0x7f800000u;
-    for (int g = threadIdx.x >> 3; g < a.cols / 32; g += 32) {
+    for (int g = threadIdx.x >> 3; row >= 0 && g < a.cols / 32; g += 32) {
         const uint32_t d = __float_as_uint(__ldcg(a.delta + (size_t)g * a.ld + row));
         most = max(most, d);
         least = d ? min(least, d) : least;
@@ -180,22 +199,16 @@ __device__ __forceinline__ void group_factors(const Acts &a, float (&factor)[8],
 /* d divided by a power of two, 0 for 0 */
 __device__ __forceinline__ float group_less(float d, float factor) { return factor != 0.0f ? d * __uint_as_float(0x7f000000u - __float_as_uint(factor)) : 0.0f; }
 
-/* 256 threads; x: 512 columns, y: eight rows; a warp has 64 columns, a lane a place of two rows */
-__device__ __forceinline__ void group_acts(const Acts &a, uint8_t *to) {
-    __shared__ float factor[8];
-    __shared__ uint32_t range[8][2][8];
-    group_factors(a, factor, range);
-    const int lane = threadIdx.x & 31, stage = blockIdx.x * 8 + (threadIdx.x >> 5), place = lane & 7, g = 2 * stage + (place >> 2);
-    if (!blockIdx.x && threadIdx.x < 8) ((float *)group_factor(a, to))[blockIdx.y * 8 + threadIdx.x] = factor[threadIdx.x];
-    if (stage >= group_stages(a.cols)) return;
-    uint8_t *part = to + group_rows(a, blockIdx.y >> 4) + (size_t)stage * GG_STAGE;
+/* Rows first .. first + 7 of a stage of `height` rows, from[row] of a, by a warp: a lane a place of two rows, then alpha of one row and group */
+__device__ __forceinline__ void group_stage(const Acts &a, const int (&from)[8], const float (&factor)[8], uint8_t *part, int height, int first, int stage) {
+    const int lane = threadIdx.x & 31, place = lane & 7, g = 2 * stage + (place >> 2);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        const int r = (lane >> 3) + 4 * j, row = blockIdx.y * 8 + r, at = (row & 112) + (row >> 1 & 1) * 8 + (row >> 2 & 3) * 2 + (row & 1);
-        const bool have = g < a.cols / 32;
-        const uint4 *p = (const uint4 *)(a.q + (size_t)row * a.cols + g * 32), zero = make_uint4(0, 0, 0, 0);
+        const int r = (lane >> 3) + 4 * j, row = first + r, at = (row & ~15) + (row >> 1 & 1) * 8 + (row >> 2 & 3) * 2 + (row & 1);
+        const bool have = g < a.cols / 32 && from[r] >= 0;
+        const uint4 *p = (const uint4 *)(a.q + (size_t)from[r] * a.cols + g * 32), zero = make_uint4(0, 0, 0, 0);
         const uint4 q0 = have ? __ldcg(p) : zero, q1 = have ? __ldcg(p + 1) : zero;
-        const float d = have ? group_less(__ldcg(a.delta + (size_t)g * a.ld + row), factor[r]) : 0.0f;
+        const float d = have ? group_less(__ldcg(a.delta + (size_t)g * a.ld + from[r]), factor[r]) : 0.0f;
         const bool high = place & 2;
         const uint32_t w[4] = {high ? q0.y : q0.x, high ? q0.w : q0.z, high ? q1.y : q1.x, high ? q1.w : q1.z};
         uint32_t v[4];
@@ -207,8 +220,50 @@ __device__ __forceinline__ void group_acts(const Acts &a, uint8_t *to) {
         *(uint4 *)(part + at * 128 + ((place ^ (at & 7)) * 16)) = make_uint4(v[0], v[1], v[2], v[3]);
     }
     if (lane >= 16) return;
-    const int group = 2 * stage + (lane >> 3), row = blockIdx.y * 8 + (lane & 7);
-    ((float *)(part + GG_CODES))[(lane >> 3) * GG_ROWS + (row & 127)] = group < a.cols / 32 ? group_less(__ldcg(a.sum + (size_t)group * a.ld + row), factor[lane & 7]) : 0.0f;
+    const int group = 2 * stage + (lane >> 3), r = lane & 7;
+    const bool have = group < a.cols / 32 && from[r] >= 0;
+    ((float *)(part + height * 128))[(lane >> 3) * height + first + r] = have ? group_less(__ldcg(a.sum + (size_t)group * a.ld + from[r]), factor[r]) : 0.0f;
+}
+
+/* 256 threads; x: 512 columns, a warp 64 of them; y: eight rows */
+__device__ __forceinline__ void group_acts(const Acts &a, uint8_t *to) {
+    __shared__ float factor[8];
+    __shared__ uint32_t range[8][2][8];
+    __shared__ int from[8];
+    const int first = blockIdx.y * 8, stage = blockIdx.x * 8 + (threadIdx.x >> 5);
+    if (threadIdx.x < 8) from[threadIdx.x] = first + threadIdx.x;
+    __syncthreads();
+    group_factors(a, from, factor, range);
+    if (!blockIdx.x && threadIdx.x < 8) ((float *)group_factor(a, to))[first + threadIdx.x] = factor[threadIdx.x];
+    if (stage < group_stages(a.cols)) group_stage(a, from, factor, to + group_rows(a, blockIdx.y >> 4) + (size_t)stage * GG_STAGE, GG_ROWS, first & (GG_ROWS - 1), stage);
+}
+
+/* The same for the rows of EXPERTS' tiles, all columns: a tile's rows lie in stages of its own height, from block `at` of 32 rows on; factors [32 * at + row].
+ * x: eight rows, EXPERT_TILE / 8 to a tile */
+struct ExpertRows {
+    const ExpertTile *tiles; /* NULL: not these rows */
+    const int *n_tiles, *order;
+    int top, gather;         /* as ExpertGemmArgs */
+    float *factor;
+};
+__device__ __forceinline__ void group_pairs(const Acts &a, uint8_t *to, const ExpertRows &e) {
+    __shared__ float factor[8];
+    __shared__ uint32_t range[8][2][8];
+    __shared__ int from[8];
+    const int index = (int)blockIdx.x / (EXPERT_TILE / 8), first = (int)blockIdx.x % (EXPERT_TILE / 8) * 8, stages = group_stages(a.cols);
+    if (index >= __ldcg(e.n_tiles)) return;
+    const ExpertTile tile = e.tiles[index];
+    const int height = tile_height(tile.n);
+    if (first >= height) return;
+    if (threadIdx.x < 8) {
+        const int at = tile.first + first + threadIdx.x;
+        from[threadIdx.x] = first + (int)threadIdx.x >= tile.n ? -1 : e.gather ? __ldcg(e.order + at) / e.top : at;
+    }
+    __syncthreads();
+    group_factors(a, from, factor, range);
+    if (threadIdx.x < 8) e.factor[tile.at * 32 + first + threadIdx.x] = factor[threadIdx.x];
+    uint8_t *part = to + (size_t)tile.at * stages * GG_BLOCK;
+    for (int stage = threadIdx.x >> 5; stage < stages; stage += 8) group_stage(a, from, factor, part + (size_t)stage * height * GG_ROW, height, first, stage);
 }
 
 } // namespace bw

@@ -177,10 +177,11 @@ template <class U> __device__ __forceinline__ void fast_gemm(const LinearArgs &a
 }
 
 /* ---- the kernels */
-static __global__ void __launch_bounds__(256) k_fast_acts(Acts a, uint8_t *to, int padded, bool codes) {
+static __global__ void __launch_bounds__(256) k_fast_acts(Acts a, uint8_t *to, int padded, bool codes, ExpertRows e) {
     pdl_trigger();
     pdl_wait();
-    if (BW_WARP_GROUPS && codes) group_acts(a, to);
+    if (BW_WARP_GROUPS && e.tiles) group_pairs(a, to, e);
+    else if (BW_WARP_GROUPS && codes) group_acts(a, to);
     else if (BW_WARP_GROUPS) wg_acts(a, to, padded);
     else fast_acts(a, (uint4 *)to, padded / 8);
 }

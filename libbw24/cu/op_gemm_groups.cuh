@@ -22,9 +22,11 @@ constexpr int GG_ACT_SLOTS = 4, GG_HELPERS = 3; /* a segment of activations; war
 template <class U> constexpr int GG_SLOTS = U::UNIT < 4400 ? 3 : 2; /* segments of weights */
 constexpr int GG_WARPS = 8, GG_THREADS = GG_WARPS * 32 + 128;
 
-/* rings: activations in stages of 64 columns, weights by segment; scales of a half, decoded */
-template <class U> struct alignas(1024) GroupShared {
-    static constexpr int Y = GG_ROWS / 8 - GroupShape<U>::HELD;
+/* rings: activations in stages of 64 columns, weights by segment; scales of a half, decoded. S: as GroupShape */
+template <class U, class S = GroupShape<U>> struct alignas(1024) GroupShared {
+    typedef U Unit;
+    typedef S Shape;
+    static constexpr int Y = GG_ROWS / 8 - S::HELD;
     static constexpr int STAGE = U::FORM == FORM_S1M ? GG_STAGE : GG_CODES;
     uint8_t b[GG_ACT_SLOTS][STAGE];
     uint8_t a[GG_SLOTS<U>][8][U::UNIT];
@@ -42,33 +44,55 @@ template <int SLOTS> struct RingAt {
     }
 };
 
-/* ---- a block's places: blockIdx.x, blockIdx.x + gridDim.x, ...; those of the same outputs follow each other */
+/* ---- a block's places: blockIdx.x, blockIdx.x + gridDim.x, ...; those of the same outputs follow each other. What a block asks of its places, here those
+ * of LINEAR: their number and that of segments; of a place the units of the eight lanes that bring weights, its rows (op_gemm_codes.cuh) and how many stand
+ * in a stage; open: the helpers begin it, factors of 0 set sh.slow. PAIRED: outputs of two matrices in turns of eight.
+ * TILES: a place's rows are 64, 96 or 128. */
 struct GroupPlace { int part, tile, rows; }; /* tile: of 128 outputs; rows: block of 128 */
-__device__ __forceinline__ int group_blocks(const LinearArgs &a) { return (a.rows + GG_ROWS - 1) / GG_ROWS; }
-__device__ __forceinline__ int group_places(const LinearArgs &a) {
-    int n = 0;
-    for (int i = 0; i < a.n_parts; i++) n += (a.part[i].n + 127) / 128;
-    n *= group_blocks(a);
-    return (int)blockIdx.x < n ? (n - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0;
-}
-__device__ __forceinline__ GroupPlace group_place(const LinearArgs &a, int i) {
-    const int at = (int)blockIdx.x + i * (int)gridDim.x, blocks = group_blocks(a);
-    GroupPlace p = {0, at / blocks, at % blocks};
-    while (p.part + 1 < a.n_parts && p.tile >= (a.part[p.part].n + 127) / 128) p.tile -= (a.part[p.part++].n + 127) / 128;
-    return p;
-}
+template <class U> struct LinearPlaces {
+    typedef GroupShared<U> Shared;
+    static constexpr bool PAIRED = false, TILES = false;
+    const LinearArgs &a;
+    const uint8_t *acts;
+    __device__ __forceinline__ int blocks() const { return (a.rows + GG_ROWS - 1) / GG_ROWS; }
+    __device__ __forceinline__ int segs() const { return a.segs; }
+    __device__ __forceinline__ int count() const {
+        int n = 0;
+        for (int i = 0; i < a.n_parts; i++) n += (a.part[i].n + 127) / 128;
+        n *= blocks();
+        return (int)blockIdx.x < n ? (n - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0;
+    }
+    __device__ __forceinline__ GroupPlace place(int i) const {
+        const int at = (int)blockIdx.x + i * (int)gridDim.x, all = blocks();
+        GroupPlace p = {0, at / all, at % all};
+        while (p.part + 1 < a.n_parts && p.tile >= (a.part[p.part].n + 127) / 128) p.tile -= (a.part[p.part++].n + 127) / 128;
+        return p;
+    }
+    __device__ __forceinline__ const uint8_t *units(const GroupPlace &p, int lane) const {
+        const LinearPart &part = a.part[p.part];
+        return part.w + (size_t)min(p.tile * 8 + lane, 2 * part.blocks - 1) * a.segs * U::UNIT;
+    }
+    __device__ __forceinline__ const uint8_t *rows(const GroupPlace &p) const { return acts + group_rows(a.x, p.rows); }
+    static __device__ __forceinline__ int height(const GroupPlace &) { return GG_ROWS; }
+    __device__ __forceinline__ void open(Shared &sh, int i, int thread) const {
+        pdl_wait();
+        const float4 f = __ldcg((const float4 *)(group_factor(a.x, acts) + place(i).rows * GG_ROWS) + (thread & 31));
+        if (f.x == 0.0f || f.y == 0.0f || f.z == 0.0f || f.w == 0.0f) sh.slow = 1;
+    }
+    template <int N> __device__ __forceinline__ void store(Shared &sh, int i, int warp, int lane, const float (&y)[N][4]) const;
+};
 
 /* ---- the warp that asks, ahead of those that fold, from one place to the next */
-template <class U> __device__ __forceinline__ void group_fetch(GroupShared<U> &sh, const LinearArgs &a, const uint8_t *acts) {
-    const int lane = threadIdx.x & 31, places = group_places(a);
+template <class U, class P> __device__ __forceinline__ void group_fetch(typename P::Shared &sh, const P &places) {
+    const int lane = threadIdx.x & 31, n = places.count(), segs = places.segs();
     RingAt<GG_SLOTS<U>> w;
     int turn = 0;
     bool waited = false;
-    for (int i = 0; i < places; i++) {
-        const GroupPlace place = group_place(a, i);
-        const LinearPart &part = a.part[place.part];
-        const uint8_t *unit = part.w + (size_t)min(place.tile * 8 + lane, 2 * part.blocks - 1) * a.segs * U::UNIT, *rows = acts + group_rows(a.x, place.rows);
-        for (int seg = 0; seg < a.segs; seg++, unit += U::UNIT, turn ^= 1) {
+    for (int i = 0; i < n; i++) {
+        const auto place = places.place(i);
+        const int height = places.height(place), bytes = U::FORM == FORM_S1M ? height * GG_ROW : height * 128;
+        const uint8_t *unit = places.units(place, lane), *rows = places.rows(place);
+        for (int seg = 0; seg < segs; seg++, unit += U::UNIT, turn ^= 1) {
             bar_wait(&sh.free_a[w.slot], w.turn ^ 1);
             if (!lane) bar_expect(&sh.full_a[w.slot], 8 * U::UNIT);
             __syncwarp();
@@ -76,28 +100,26 @@ template <class U> __device__ __forceinline__ void group_fetch(GroupShared<U> &s
             w.next();
             if (!waited) pdl_wait();
             waited = true;
-            for (int s = 0; s < GG_ACT_SLOTS; s++, rows += GG_STAGE) {
+            for (int s = 0; s < GG_ACT_SLOTS; s++, rows += height * GG_ROW) {
                 bar_wait(&sh.free_b[s], turn ^ 1);
                 if (lane) continue;
-                bar_expect(&sh.full_b[s], GroupShared<U>::STAGE);
-                bulk_copy(sh.b[s], rows, GroupShared<U>::STAGE, &sh.full_b[s]);
+                bar_expect(&sh.full_b[s], bytes);
+                bulk_copy(sh.b[s], rows, bytes, &sh.full_b[s]);
             }
         }
     }
 }
 
 /* ---- the helpers: scales of a half for all, two groups of an output a thread at a time */
-template <class U> __device__ __forceinline__ void group_scales(GroupShared<U> &sh, const LinearArgs &a, const uint8_t *acts, int thread, int segs) {
+template <class U, class P> __device__ __forceinline__ void group_scales(typename P::Shared &sh, const P &places, int thread, int segs) {
     RingAt<GG_SLOTS<U>> ring;
     int left = 0, n = 0;
     for (int at = 0; at < segs; at++, ring.next()) {
         bar_wait(&sh.full_a[ring.slot], ring.turn);
         for (int h = 0; h < 2; h++) {
             if (h && !left--) { /* of a place's first segment */
-                left = a.segs - 1;
-                pdl_wait();
-                const float4 f = __ldcg((const float4 *)(group_factor(a.x, acts) + group_place(a, n++).rows * GG_ROWS) + (thread & 31));
-                if (f.x == 0.0f || f.y == 0.0f || f.z == 0.0f || f.w == 0.0f) sh.slow = 1;
+                left = places.segs() - 1;
+                places.open(sh, n++, thread);
             }
             bar_wait(&sh.free_s[h], ~at & 1);
             for (int i = thread; i < 256; i += 32 * GG_HELPERS) {
@@ -116,13 +138,13 @@ template <class U> __device__ __forceinline__ void group_scales(GroupShared<U> &
 }
 
 /* ---- rows of factor 0: from int8 codes, slowly */
-template <class U> __device__ __forceinline__ float group_plain(const LinearPart &part, const LinearArgs &a, int out, int row) {
+template <class U> __device__ __forceinline__ float group_plain(const uint8_t *w, int segs, const Acts &a, int out, int row) {
     float y = 0.0f;
-    for (int seg = 0; seg < a.segs; seg++) {
-        const uint8_t *unit = part.w + ((size_t)(out >> 4) * a.segs + seg) * U::UNIT;
+    for (int seg = 0; seg < segs; seg++) {
+        const uint8_t *unit = w + ((size_t)(out >> 4) * segs + seg) * U::UNIT;
         float p = 0.0f;
-        for (int g = 0; g < 8 && seg * 8 + g < a.x.cols / 32; g++) {
-            const int *q = (const int *)(a.x.q + (size_t)row * a.x.cols + (seg * 8 + g) * 32);
+        for (int g = 0; g < 8 && seg * 8 + g < a.cols / 32; g++) {
+            const int *q = (const int *)(a.q + (size_t)row * a.cols + (seg * 8 + g) * 32);
             int sum[2] = {0, 0};
             for (int t = 0; t < 4; t++) {
                 const typename U::Pack pack = U::template load_pack<false>(unit + (g >> 2) * U::HALF, (g & 3) / U::GP, out >> 3 & 1, (out & 7) * 4 + t);
@@ -133,25 +155,26 @@ template <class U> __device__ __forceinline__ float group_plain(const LinearPart
             }
             float x[2], m[2];
             U::pair(U::fetch(unit + 2 * U::HALF, out & 15, g >> 1), g >> 1, x, m);
-            const size_t at = (size_t)(seg * 8 + g) * a.x.ld + row;
-            const float d = a.x.delta[at];
+            const size_t at = (size_t)(seg * 8 + g) * a.ld + row;
+            const float d = a.delta[at];
             p = fmaf(x[g & 1], d * (float)(U::FORM == FORM_S2 ? sum[0] : sum[0] + sum[1]), p);
-            if (U::FORM == FORM_S1M) p = fmaf(m[g & 1], a.x.sum[at], p);
+            if (U::FORM == FORM_S1M) p = fmaf(m[g & 1], a.sum[at], p);
             if (U::FORM == FORM_S2) p = fmaf(m[g & 1], d * (float)sum[1], p);
         }
         y = y + p;
     }
     return y;
 }
-template <class U> __device__ __forceinline__ void group_slow(const LinearArgs &a, const uint8_t *acts) {
-    const int places = group_places(a);
-    for (int i = 0; i < places; i++) {
-        const GroupPlace place = group_place(a, i);
+template <class U> __device__ __forceinline__ void group_slow(const LinearPlaces<U> &places) {
+    const LinearArgs &a = places.a;
+    const int n = places.count();
+    for (int i = 0; i < n; i++) {
+        const GroupPlace place = places.place(i);
         const LinearPart &part = a.part[place.part];
         for (int k = threadIdx.x; k < 128 * GG_ROWS; k += 32 * GG_WARPS) {
             const int out = place.tile * 128 + (k & 127), row = place.rows * GG_ROWS + (k >> 7);
-            if (out < part.n && row < a.rows && group_factor(a.x, acts)[row] == 0.0f)
-                linear_store(part, row, out, group_plain<U>(part, a, out, row), linear_res(part, row, out));
+            if (out < part.n && row < a.rows && group_factor(a.x, places.acts)[row] == 0.0f)
+                linear_store(part, row, out, group_plain<U>(part.w, a.segs, a.x, out, row), linear_res(part, row, out));
         }
     }
 }
@@ -189,19 +212,29 @@ template <bool RES, int N> __device__ __forceinline__ void group_store(const Lin
     }
 }
 
+template <class U> template <int N> __device__ __forceinline__ void LinearPlaces<U>::store(Shared &, int i, int warp, int lane, const float (&y)[N][4]) const {
+    const GroupPlace at = place(i);
+    const LinearPart &part = a.part[at.part];
+    const float *factor = group_factor(a.x, acts);
+    const int row = at.rows * GG_ROWS + 4 * (lane & 3), out = at.tile * 128 + warp * 16 + (lane >> 2);
+    pdl_wait();
+    if (part.res) group_store<true>(part, factor, a.rows, out, row, y);
+    else group_store<false>(part, factor, a.rows, out, row, y);
+}
+
 /* ---- a warp that folds: the segments of all its places, one after the other. A step is a product of a group with N rows; its results lie in t[step % 2], p's
  * places follow the rows. Only the first step's products are under way where the loop over segments turns back: the compiler would wait for each of more. */
-template <class U> struct GroupSums {
-    typedef GroupShape<U> Shape;
+template <class U, class P> struct GroupSums {
+    typedef typename P::Shared::Shape Shape;
     static constexpr bool TWO = U::FORM == FORM_S2, SUMS = U::FORM == FORM_S1M;
-    static constexpr int N = Shape::N / 8, P = GG_ROWS / 8, HELD = Shape::HELD, STEPS = GG_ROWS / Shape::N, ALL = 8 * STEPS;
-    GroupShared<U> &sh;
+    static constexpr int N = Shape::N / 8, ALL = GG_ROWS / 8, HELD = Shape::HELD;
+    typename P::Shared &sh;
     int warp, lane;
     uint32_t k, l; /* for GroupCodes */
     float zero;    /* 0 in a way that the compiler does not see */
     typename U::Pack pack[2];
     uint32_t w[2][2][4]; /* [odd groups][16 columns] */
-    float t[2][TWO ? 2 : 1][N][4], p[P][4], held[HELD ? HELD : 1][4];
+    float t[2][TWO ? 2 : 1][N][4], p[ALL][4], held[HELD ? HELD : 1][4];
 
     float2 s[2][2];      /* [odd groups][row of two]: their scales */
     RingAt<GG_SLOTS<U>> ring;
@@ -210,7 +243,8 @@ template <class U> struct GroupSums {
     __device__ __forceinline__ void load(int g) {
         if (g % U::GP) return;
 #pragma unroll
-        for (int r = 0; r < 2; r++) pack[r] = U::template load_pack<true>(sh.a[ring.slot][warp] + (g >> 2) * U::HALF, (g & 3) / U::GP, r, lane);
+        for (int r = 0; r < 2; r++)
+            pack[r] = U::template load_pack<true>(sh.a[ring.slot][P::PAIRED ? 4 * r + (warp >> 1) : warp] + (g >> 2) * U::HALF, (g & 3) / U::GP, P::PAIRED ? warp & 1 : r, lane);
     }
     /* as A registers */
     __device__ __forceinline__ void unpack(int g) {
@@ -219,7 +253,7 @@ template <class U> struct GroupSums {
     }
     __device__ __forceinline__ void load_scales(int g) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) s[g & 1][r] = sh.scale[g >> 2][g & 3][warp * 16 + (lane >> 2) + 8 * r];
+        for (int r = 0; r < 2; r++) s[g & 1][r] = sh.scale[g >> 2][g & 3][P::PAIRED ? 64 * r + warp * 8 + (lane >> 2) : warp * 16 + (lane >> 2) + 8 * r];
     }
     /* asks for step j of group g; two scales: halves apart */
     __device__ __forceinline__ void products(int slot, int g, int j, float (&to)[TWO ? 2 : 1][N][4]) {
@@ -254,9 +288,9 @@ template <class U> struct GroupSums {
 #pragma unroll
         for (int i = 0; i < 4 * N; i++) asm volatile("" : "+f"((&p[j * N][0])[i])); /* done before the next products */
     }
-    /* of group k, rows of the lane in places n and n + 1 */
-    __device__ __forceinline__ float4 alpha_of(int slot, int k, int n) const {
-        return *(const float4 *)(sh.b[slot] + GG_CODES + ((k & 1) * GG_ROWS + 8 * n + 4 * (lane & 3)) * 4);
+    /* of group k, rows of the lane in places n and n + 1; height: rows of a stage */
+    __device__ __forceinline__ float4 alpha_of(int slot, int k, int n, int height) const {
+        return *(const float4 *)(sh.b[slot] + height * 128 + ((k & 1) * height + 8 * n + 4 * (lane & 3)) * 4);
     }
     __device__ __forceinline__ float4 y(int n) const { return n < HELD ? *(const float4 *)held[n < HELD ? n : 0] : sh.y[n < HELD ? 0 : n - HELD][threadIdx.x]; }
     __device__ __forceinline__ void put_y(int n, float4 v) {
@@ -264,17 +298,14 @@ template <class U> struct GroupSums {
         else sh.y[n < HELD ? 0 : n - HELD][threadIdx.x] = v;
     }
     /* a place's results leave at its end, while the next one's first products run */
-    __device__ __forceinline__ void store(const LinearArgs &a, const GroupPlace &place, const float *factor) {
-        const LinearPart &part = a.part[place.part];
-        const int row = place.rows * GG_ROWS + 4 * (lane & 3), out = place.tile * 128 + warp * 16 + (lane >> 2);
-        float to[P][4];
+    __device__ __forceinline__ void store(const P &places, int i) {
+        float to[ALL][4];
 #pragma unroll
-        for (int n = 0; n < P; n++) {
+        for (int n = 0; n < ALL; n++) {
             *(float4 *)to[n] = y(n);
             put_y(n, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
         }
-        if (part.res) group_store<true>(part, factor, a.rows, out, row, to);
-        else group_store<false>(part, factor, a.rows, out, row, to);
+        places.store(sh, i, warp, lane, to);
     }
     /* group k begins: the next one's weights are on their way to registers, from the next segment after the last group */
     __device__ __forceinline__ void next_weights(int at, int k, int segs) {
@@ -303,8 +334,8 @@ template <class U> struct GroupSums {
             put_y(j * N + n, make_float4(old[n].x + v[0], old[n].y + v[1], old[n].z + v[2], old[n].w + v[3]));
         }
     }
-    __device__ __forceinline__ void segment(int at, int segs) {
-        wg_wait<0>();
+    /* one whose place has STEPS products of N rows a group */
+    template <int STEPS> __device__ __forceinline__ void segment(int at, int segs) {
         products(0, 0, 1, t[1]);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
@@ -315,7 +346,7 @@ template <class U> struct GroupSums {
                 const int q = k * STEPS + j, then = (q + 2) / STEPS, step = (q + 2) % STEPS, of = then < 8 ? at : at + 1;
                 float4 alpha[N / 2], old[N];
 #pragma unroll
-                for (int n = 0; n < N / 2; n++) alpha[n] = SUMS ? alpha_of(slot, k, j * N + 2 * n) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                for (int n = 0; n < N / 2; n++) alpha[n] = SUMS ? alpha_of(slot, k, j * N + 2 * n, STEPS * Shape::N) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 if (j == STEPS - 1) next_scales(at, k, segs);
                 if (q) wg_wait<1>();
                 if (k) fold<false>(j, s[k & 1], alpha, t[q & 1]);
@@ -324,7 +355,7 @@ template <class U> struct GroupSums {
                     __syncwarp();
                     if (!lane) bar_arrive(&sh.free_b[slot]);
                 }
-                if (q < ALL - 1) {
+                if (q < 8 * STEPS - 1) {
                     if (!step) unpack(then & 7);
                     if (!(then & 1) && !step && of < segs) bar_wait(&sh.full_b[then >> 1 & 3], of & 1);
                     products(then >> 1 & 3, then & 7, step, t[q & 1]);
@@ -336,11 +367,19 @@ template <class U> struct GroupSums {
             }
         }
     }
-    __device__ __forceinline__ void run(const LinearArgs &a, const uint8_t *acts, int segs) {
+    /* steps: products of N rows that a place takes */
+    __device__ __forceinline__ void segment_of(int steps, int at, int segs) {
+        wg_wait<0>();
+        if constexpr (!P::TILES) segment<GG_ROWS / Shape::N>(at, segs);
+        else if (steps == 2) segment<2>(at, segs);
+        else if (steps == 3) segment<3>(at, segs);
+        else segment<4>(at, segs);
+    }
+    __device__ __forceinline__ void run(const P &places, int segs) {
 #pragma unroll
         for (int i = 0; i < (int)(sizeof t / 4); i++) (&t[0][0][0][0])[i] = 0.0f;
 #pragma unroll
-        for (int n = 0; n < P; n++) put_y(n, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        for (int n = 0; n < ALL; n++) put_y(n, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
         bar_wait(&sh.full_a[0], 0);
         load(0);
         unpack(0);
@@ -348,23 +387,23 @@ template <class U> struct GroupSums {
         load_scales(0);
         bar_wait(&sh.full_b[0], 0);
         products(0, 0, 0, t[0]);
-        int left = a.segs, i = 0;
+        int left = places.segs(), i = 0, steps = places.height(places.place(0)) / Shape::N;
         for (int at = 0; at < segs; at++) {
-            segment(at, segs);
+            segment_of(steps, at, segs);
             if (--left) continue;
-            pdl_wait();
-            store(a, group_place(a, i++), group_factor(a.x, acts));
-            left = a.segs;
+            store(places, i++);
+            left = places.segs();
+            if (P::TILES && at + 1 < segs) steps = places.height(places.place(i)) / Shape::N;
         }
         wg_wait<0>();
         wg_held(t[0][0]);
     }
 };
 
-/* grid: at most a block a multiprocessor */
-template <class U> __device__ __forceinline__ void group_gemm(const LinearArgs &a, const uint8_t *acts) {
+/* grid: at most a block a multiprocessor; zero: 0 in a way that the compiler does not see */
+template <class U, class P> __device__ __forceinline__ bool group_block(const P &places, int zero) {
     extern __shared__ __align__(1024) uint8_t rings[];
-    GroupShared<U> &sh = *(GroupShared<U> *)rings;
+    typename P::Shared &sh = *(typename P::Shared *)rings;
     const int thread = threadIdx.x, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
     if (thread < GG_ACT_SLOTS) { bar_init(&sh.full_b[thread], 1); bar_init(&sh.free_b[thread], GG_WARPS); }
     else if (thread < GG_ACT_SLOTS + GG_SLOTS<U>) { bar_init(&sh.full_a[thread - GG_ACT_SLOTS], 1); bar_init(&sh.free_a[thread - GG_ACT_SLOTS], GG_WARPS + GG_HELPERS); }
@@ -376,18 +415,22 @@ template <class U> __device__ __forceinline__ void group_gemm(const LinearArgs &
     bar_fence();
     __syncthreads();
     pdl_trigger();
-    const int segs = group_places(a) * a.segs;
+    const int segs = places.count() * places.segs();
     if (warp >= GG_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (warp == GG_WARPS) group_fetch<U>(sh, a, acts);
-        else group_scales<U>(sh, a, acts, thread - 32 * GG_WARPS - 32, segs);
-        return;
+        if (warp == GG_WARPS) group_fetch<U>(sh, places);
+        else group_scales<U>(sh, places, thread - 32 * GG_WARPS - 32, segs);
+        return false;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    if (!segs) return;
-    GroupSums<U> sums = {sh, warp, thread & 31, GroupCodes<U>::K + ((uint32_t)a.rows >> 31), GroupCodes<U>::L + ((uint32_t)a.rows >> 31), __int_as_float(a.rows >> 31)};
-    sums.run(a, acts, segs);
-    if (sh.slow) group_slow<U>(a, acts);
+    if (!segs) return false;
+    GroupSums<U, P> sums = {sh, warp, thread & 31, GroupCodes<U>::K + (uint32_t)zero, GroupCodes<U>::L + (uint32_t)zero, __int_as_float(zero)};
+    sums.run(places, segs);
+    return sh.slow;
+}
+template <class U> __device__ __forceinline__ void group_gemm(const LinearArgs &a, const uint8_t *acts) {
+    const LinearPlaces<U> places = {a, acts};
+    if (group_block<U>(places, a.rows >> 31)) group_slow<U>(places);
 }
 
 /* the form that the card has */

@@ -43,8 +43,17 @@ static uint64_t weights(const bw24_model *m, uint64_t *experts) {
     return total;
 }
 
+/* whether the card, where there is one, has matrix instructions of warp groups: the context of a prediction has not opened it */
+static bool warp_groups(const bw24_model *m) {
+    const int card = m->ctx->device_index;
+    int major = 0, minor = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card) || cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card))
+        cudaGetLastError();
+    return has_warp_groups(major, minor);
+}
+
 /* scratch of EXPERTS and PERHEAD, shared by layers */
-static uint64_t moe(const bw24_model *m) {
+static uint64_t moe(const bw24_model *m, bool groups) {
     uint64_t h = 0, d = 0, mid = 0, heads = 0;
     for (int k = 0; k < m->n_lists; k++) {
         const bw_list *l = m->lists[k];
@@ -58,6 +67,7 @@ static uint64_t moe(const bw24_model *m) {
             uint64_t pairs = ((uint64_t)m->max_rows * (uint64_t)(l->bufs[op->buf[2]].width / 2) + EXPERT_ROWS + 127) / 128 * 128, ff = (uint64_t)down->ne[0];
             bool apart = gate->type != up->type, floats = down->type->form == BW_FLOAT;
             uint64_t need = (apart ? 2 : floats ? 1 : 0) * pairs * ff * 4;
+            if (!need && groups && m->max_rows > EXPERT_ROWS) need = cu_tile_rows_bytes(pairs, op->experts, (int)(gate->ne[0] > down->ne[0] ? gate->ne[0] : down->ne[0]));
             h = need > h ? need : h;
             need = floats || m->max_rows > EXPERT_ROWS ? pairs * (uint64_t)bw_part_rows(down) * 4 + pairs * 4 + (pairs / EXPERT_TILE + 1024) * sizeof(ExpertTile) : 0;
             d = need > d ? need : d;
@@ -111,15 +121,6 @@ static uint64_t chunks(const bw24_model *m) {
     return granted(most);
 }
 
-/* whether the card, where there is one, has matrix instructions of warp groups: the context of a prediction has not opened it */
-static bool warp_groups(const bw24_model *m) {
-    const int card = m->ctx->device_index;
-    int major = 0, minor = 0;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card) || cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card))
-        cudaGetLastError();
-    return has_warp_groups(major, minor);
-}
-
 static uint64_t work(const bw24_model *m, const bw_list *l) {
     const bool groups = warp_groups(m);
     uint64_t rows = (uint64_t)m->max_rows, padded = (rows + 127) / 128 * 128, want = rows < WANT_CHUNK ? rows : WANT_CHUNK, bytes = 0;
@@ -140,7 +141,7 @@ int cu_predict(bw24_model *m, bw24_memory *out) {
         out->work += work(m, m->lists[i]);
         split = p > split ? p : split;
     }
-    out->work += moe(m) + split + chunks(m);
+    out->work += moe(m, warp_groups(m)) + split + chunks(m);
     out->fixed = FIXED;
     out->device = out->weights + out->work + out->kv + out->state + out->fixed;
     out->host = 2 * (uint64_t)STAGE_BYTES + (uint64_t)WANT_CHUNK * (uint64_t)m->vocab * sizeof(float);

@@ -242,13 +242,14 @@ static bool choices_exist(const CuSplit *s, const CuExperts &x, int n) {
 /* Many rows: tiles over the pairs of one expert, by place; tile_at: the first tile of place i or of a place behind it. Their number is the launches'. */
 static void make_tiles(Pass &p, CuSplit *s, const CuExperts &x, const bw_host_step &h) {
     ExpertTile *tiles = (ExpertTile *)(s->tiles + 1);
-    int n = 0;
+    int n = 0, blocks = 0;
     s->tile_at.assign((size_t)h.pairs + 1, 0);
     auto expert = [&](int at) { return (int)s->route[(size_t)(h.pair[at] / x.top) * 2 * (size_t)x.top + (size_t)(x.top + h.pair[at] % x.top)]; };
     for (int at = h.own, end; at < h.pairs; at = end) {
         for (end = at + 1; end < h.pairs && end < at + EXPERT_TILE && expert(end) == expert(at);) end++;
         for (int i = at; i < end; i++) s->tile_at[(size_t)i] = i == at ? n : n + 1;
-        tiles[n++] = {expert(at), at, end - at};
+        tiles[n++] = {expert(at), at, end - at, blocks};
+        blocks += tile_height(end - at) / 32;
     }
     s->tile_at[(size_t)h.pairs] = n;
     s->tiles[0] = INT_MAX;

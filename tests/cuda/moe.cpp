@@ -4,8 +4,8 @@
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 #include "op_experts.cuh"
 #include "op_experts_any.cuh"
-#include "op_experts_gemm.cuh"
 #include "op_gemm_fast.cuh"
+#include "op_experts_gemm.cuh"
 #include "op_router.cuh"
 #include "units.h"
 
@@ -64,10 +64,10 @@ template <class U> struct Mixture {
     Matrices<U> gate, up, down, sgate, sup, sdown;
     Rows x, want, got, spread;
     std::vector<float> route, shgate, res;
-    Mixture(int rows, int width, int ff, int experts, int top, bool uneven)
+    Mixture(int rows, int width, int ff, int experts, int top, bool uneven, bool wide = false)
         : rows(rows), width(width), ff(ff), experts(experts), top(top), gate(experts, ff, width), up(experts, ff, width), down(experts, width, ff), sgate(1, ff, width),
           sup(1, ff, width), sdown(1, width, ff), x(rows, width), want(rows * (top + 1), ff), got(rows * (top + 1), ff), spread(rows * (top + 1), ff) {
-        x.fill(rows);
+        x.fill(rows, wide);
         for (int r = 0; r < rows; r++) {
             for (int k = 0; k < top; k++) route.push_back(0.5f + 0.3f * unit());
             int first = uneven && random32() % 3 ? 1 : (int)(random32() % (uint32_t)(experts - top + 1));
@@ -123,16 +123,27 @@ template <class U> struct Mixture {
         emu::launch([&] { k_experts<U>(ExpertArgs(), d); }, dim3((width + 15) / 16, rows), 32 * min(t, (int)EXPERT_WARPS));
         report("down, shared expert and residual", same(y, ry) && same(sum, rsum));
     }
-    void many(const char *name) {
+    /* groups: the form of warp groups, which some rows of x are too wide for */
+    void many(const char *name, bool groups = false) {
         const int pairs = rows * top;
         std::vector<int> order(pairs, -1);
         std::vector<ExpertTile> tiles(pairs / EXPERT_TILE + MOST_EXPERTS);
         int n_tiles = 0;
         emu::launch([&] { k_experts_order(route.data(), pairs, top, order.data(), tiles.data(), &n_tiles); }, dim3(1), 1024);
         gates(want, false);
-        ExpertGemmArgs a = {{gate.m, up.m}, 2, top, 1, 0, order.data(), &n_tiles, tiles.data(), x.a, got.a, NULL, &fault, 0};
-        const int most = pairs / EXPERT_TILE + min(experts, pairs);
-        emu::launch([&] { k_experts_gemm<U>(a); }, dim3(most, (ff + 63) / 64), 256);
+        const int most = pairs / EXPERT_TILE + min(experts, pairs), blocks = pairs / 32 + 2 * experts;
+        ExpertGemmArgs a = {{gate.m, up.m}, 2, top, 1, 0, order.data(), &n_tiles, most, tiles.data(), x.a, got.a, NULL, &fault, 0};
+        std::vector<float> factor((size_t)blocks * 32, NAN);
+        std::vector<uint8_t> room((size_t)blocks * group_stages(max(width, ff)) * GG_BLOCK + 16);
+        a.factor = factor.data();
+        a.rows = (const uint8_t *)(((uint64_t)room.data() + 15) & ~15ull);
+        const auto gemm = [&](int outs) {
+            const ExpertRows e = {a.tiles, a.n_tiles, a.order, a.top, a.gather, factor.data()};
+            if (!groups) return emu::launch([&] { k_experts_gemm<U>(a); }, dim3(2 * most, (a.m[0].rows + outs - 1) / outs), 256);
+            emu::launch([&] { group_pairs(a.x, (uint8_t *)a.rows, e); }, dim3(most * (EXPERT_TILE / 8)), 256);
+            if constexpr (expert_groups<U>) emu::launch([&] { if (outs == 64) experts_groups<U, true>(a); else experts_groups<U, false>(a); }, dim3(3), GG_THREADS);
+        };
+        gemm(64);
         for (int i = 0; i < pairs; i++) /* back to the places of the pairs */
             for (int g = 0; g < ff / 32; g++) {
                 memcpy(&spread.q[(size_t)order[i] * ff], &got.q[(size_t)i * ff], ff);
@@ -143,7 +154,7 @@ template <class U> struct Mixture {
         for (int i = 0; i < pairs; i++)
             for (int n = 0; n < width; n++) ry[(size_t)i * width + n] = plain<U>(down.m, id(i / top, i % top), n, want.a, i);
         a.m[0] = down.m; a.n_mats = 1; a.gather = 0; a.x = got.a; a.y = y.data();
-        emu::launch([&] { k_experts_gemm<U>(a); }, dim3(most, (width + 127) / 128), 256);
+        gemm(128);
         report("down by the GEMM", same(y, ry));
     }
 };
@@ -217,6 +228,11 @@ template <class U> void units(const char *name) {
     Mixture<U>(1, 2336, 96, 4, 2, false).few(name, false);
     Mixture<U>(70, 256, 96, 5, 2, true).many(name);
     Mixture<U>(40, 320, 160, 4, 2, true).many(name);
+}
+
+template <class U> void by_pairs(const char *name) {
+    Mixture<U>(150, 288, 96, 3, 2, true, true).many(name, true); /* tiles of 128 and fewer pairs, a second segment of one group */
+    Mixture<U>(40, 544, 160, 4, 2, false, true).many(name, true);
 }
 
 /* LINEAR of many rows with bias and residual, which is where the result goes */
@@ -317,6 +333,10 @@ int main(int, char **argv) {
         linear<U_IQ4_XS>("LINEAR IQ4_XS", 33, 20, 96);
         by_group<U_Q4_K>("LINEAR by groups, Q4_K"); by_group<U_NVFP4>("LINEAR by groups, NVFP4"); by_group<U_Q8_0>("LINEAR by groups, Q8_0"); by_group<U_Q4_0>("LINEAR by groups, Q4_0");
         by_group<U_IQ4_XS>("LINEAR by groups, IQ4_XS"); by_group<U_Q6_K>("LINEAR by groups, Q6_K"); by_group<U_INT8>("LINEAR by groups, INT8");
+        break;
+    case 7:
+        by_pairs<U_IQ4_XS>("EXPERTS by groups, IQ4_XS"); by_pairs<U_Q4_0>("EXPERTS by groups, Q4_0"); by_pairs<U_Q4_K>("EXPERTS by groups, Q4_K");
+        by_pairs<U_NVFP4>("EXPERTS by groups, NVFP4"); by_pairs<U_Q8_0>("EXPERTS by groups, Q8_0"); by_pairs<U_Q6_K>("EXPERTS by groups, Q6_K");
         break;
     case 5: fasts<U_IQ4_XS>("IQ4_XS"); fasts<U_Q4_K>("Q4_K"); fasts<U_NVFP4>("NVFP4"); fasts<U_Q8_0>("Q8_0"); fasts<U_Q4_0>("Q4_0"); break;
     default:
