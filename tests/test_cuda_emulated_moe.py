@@ -14,7 +14,7 @@ from test_cuda_emulated_linear import source as linear_source
 from test_cuda_emulated_linear import without_ptx
 
 SOURCES = ("device", "kv", "rows", "float", "op_route", "moe", "op_linear_one", "op_experts", "op_experts_any", "op_gemm", "op_experts_gemm",
-           "op_router", "bf16", "op_gemm_wgmma", "op_gemm_codes", "op_gemm_groups", "op_experts_groups", "op_gemm_fast")
+           "op_router", "op_float", "op_float_few", "bf16", "op_gemm_wgmma", "op_gemm_codes", "op_gemm_groups", "op_experts_groups", "op_gemm_fast")
 
 # products of a warp group: each warp has its 16 of the 64 outputs, the rows come from shared memory by the place that wg_rows gives
 WARP_GROUPS = """inline uint64_t wg_rows(const uint8_t *tile, int at) { return (uint64_t)tile + at; }
@@ -43,7 +43,7 @@ def source(name: str) -> str:
         if name == "op_gemm_wgmma":
             text = between(text, "template <int N> __device__ __forceinline__ void wg_wait", "/* ---- activations", WARP_GROUPS)
         if name == "op_gemm_codes":
-            text = between(text, "/* ---- the instruction", "/* group g of a pack", WARP_GROUPS_F16)
+            text = between(text, "/* ---- the instruction", "/* rows of bytes:", WARP_GROUPS_F16)
         return text.replace('"../route.h"', f'"{ROOT / "libbw24" / "route.h"}"')
     return linear_source(name)
 
@@ -67,6 +67,12 @@ def test_linear_of_many_rows_has_the_plain_loops_bits(program):
     done = subprocess.run([str(program), "6"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASS") == 19
+
+
+def test_linear_of_floats_has_the_plain_loops_bits(program):
+    done = subprocess.run([str(program), "8"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 4
 
 
 def test_experts_by_warp_groups_have_the_plain_loops_bits(program):

@@ -38,7 +38,7 @@ static size_t pair_room(const bw24_model *m, const CuExperts &x) { return ((size
 static size_t tile_room(size_t pairs) { return pairs / EXPERT_TILE + MOST_EXPERTS; }
 
 /* blocks of 32 rows of all tiles at most, and what their rows of `cols` columns take where a GEMM of warp groups reads them */
-static size_t block_room(size_t pairs, int experts) { return pairs / 32 + 2 * (size_t)experts; }
+static size_t block_room(size_t pairs, int experts) { return pairs / 32 + (size_t)experts; }
 size_t cu_tile_rows_bytes(size_t pairs, int experts, int cols) { return block_room(pairs, experts) * ((size_t)group_stages(cols) * GG_BLOCK + 32 * sizeof(float)); }
 
 static int resolve_scratch(bw24_model *m, CuList *s, const CuExperts &x) {

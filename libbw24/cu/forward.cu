@@ -95,19 +95,15 @@ static void run_parts(Pass &p, const LinearKernels *k, LinearArgs a, bool glu, i
     }
 }
 
-static bool float_linear_few(Pass &p, const bw_op *op, const LinearPart &part, int n) {
-    const CuMatrix *x = matrix_of(op);
-    if (n > FEW_ROWS) return false;
-    FloatArgs a = {part, buf_of(p, op->buf[1]), x->float_type, x->cols, n};
-    launch(*p.q, k_float_few, dim3((unsigned)((x->rows + FEW_OUTS - 1) / FEW_OUTS)), 256, offsetof(FewShared, x) + (size_t)n * sizeof(FewShared::x) / FEW_ROWS, a);
-    return true;
-}
-
+/* few rows, or few outputs of many */
 static void float_linear(Pass &p, const bw_op *op, const LinearPart &part, int n) {
-    if (float_linear_few(p, op, part, n)) return;
     const CuMatrix *x = matrix_of(op);
     FloatArgs a = {part, buf_of(p, op->buf[1]), x->float_type, x->cols, n};
-    launch(*p.q, k_linear_float, dim3((unsigned)((x->rows + 31) / 32), (unsigned)((n + 7) / 8)), 256, 0, a);
+    const int rows = n < FEW_ROWS ? n : FEW_ROWS;
+    if (n <= FLOAT_ROWS / 2 || x->rows <= 2 * FEW_OUTS)
+        launch(*p.q, k_float_few, dim3((unsigned)((x->rows + FEW_OUTS - 1) / FEW_OUTS), (unsigned)((n + FEW_ROWS - 1) / FEW_ROWS)), 256,
+               offsetof(FewShared, x) + (size_t)rows * sizeof(FewShared::x) / FEW_ROWS, a);
+    else launch(*p.q, k_linear_float, dim3((unsigned)((x->rows + FLOAT_OUTS - 1) / FLOAT_OUTS), (unsigned)((n + FLOAT_ROWS - 1) / FLOAT_ROWS)), 256, 0, a);
 }
 
 /* the step's matrices from the i-th on that go side by side in one launch: those of the same units, or `any` quantised ones; what they are, in kinds */

@@ -78,8 +78,8 @@ inline bool downs_fit(int slots, int segs) { return slots <= EXPERT_SLOTS && slo
 /* Many rows: products of the pairs of an expert in tiles. x has a row a row of the step, which pair order[i] names (gather), or row i for pair order[i]. */
 enum { EXPERT_TILE = 128 };
 struct ExpertTile { int expert, first, n, at; }; /* pairs order[first .. first + n); at: the blocks of 32 rows that the tiles before it have */
-/* rows that a tile of n pairs has where they are packed for the GEMM of warp groups: 64, 96 or 128 */
-__host__ __device__ inline int tile_height(int n) { return n <= 64 ? 64 : (n + 31) & ~31; }
+/* rows that a tile of n pairs has where they are packed for the GEMM of warp groups */
+__host__ __device__ inline int tile_height(int n) { return (n + 31) & ~31; }
 struct ExpertGemmArgs {
     ExpertMatrix m[2];
     int n_mats, top, gather, gelu;

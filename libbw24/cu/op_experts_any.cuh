@@ -85,16 +85,17 @@ static __global__ void __launch_bounds__(1024) k_experts_order(const float *rout
     __syncthreads();
     for (int p = t; p < pairs; p += 1024) atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1);
     __syncthreads();
-    const int count = next[t], whole = count / EXPERT_TILE, rest = count % EXPERT_TILE, height = rest ? tile_height(rest) / 32 : 0;
-    const int large = whole + (height == 4), small = (height == 3) | (height == 2) << 16; /* of 128 rows; of 96 and of 64 */
+    const int count = next[t], whole = count / EXPERT_TILE, rest = count % EXPERT_TILE, height = tile_height(rest) / 32;
+    const int large = (whole + (height == 4)) | (height == 1) << 16, small = (height == 3) | (height == 2) << 16; /* tiles of 128 and of 32 rows; of 96 and of 64 */
     const int at = sum_before(count, sums), tile = sum_before(large, sums), less = sum_before(small, sums), block = sum_before(whole * 4 + height, sums);
     if (t == 1023) { all[0] = tile + large; all[1] = less + small; }
     next[t] = at;
     __syncthreads();
-    for (int i = 0; i < whole; i++) tiles[tile + i] = {t, at + i * EXPERT_TILE, EXPERT_TILE, block + i * 4};
-    const int last = height == 4 ? tile + whole : height == 3 ? all[0] + (less & 0xffff) : all[0] + (all[1] & 0xffff) + (less >> 16);
+    for (int i = 0; i < whole; i++) tiles[(tile & 0xffff) + i] = {t, at + i * EXPERT_TILE, EXPERT_TILE, block + i * 4};
+    const int after4 = all[0] & 0xffff, after3 = after4 + (all[1] & 0xffff), after2 = after3 + (all[1] >> 16);
+    const int last = height == 4 ? (tile & 0xffff) + whole : height == 3 ? after4 + (less & 0xffff) : height == 2 ? after3 + (less >> 16) : after2 + (tile >> 16);
     if (rest) tiles[last] = {t, at + whole * EXPERT_TILE, rest, block + whole * 4};
-    if (!t) *n_tiles = all[0] + (all[1] & 0xffff) + (all[1] >> 16);
+    if (!t) *n_tiles = after2 + (all[0] >> 16);
     for (int p = t; p < pairs; p += 1024) order[atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1)] = p;
 }
 

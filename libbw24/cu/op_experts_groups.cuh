@@ -1,5 +1,5 @@
-/* EXPERTS over quantised weights for many rows on sm_90a: op_gemm_groups.cuh over tiles of an expert's pairs, hence the same bits. A place is a tile's 64, 96
- * or 128 rows (zeros past its pairs) by 128 outputs, or by 64 of gate and 64 of up: a warp has eight of each, so that act(gate) * up meet in a lane; four warps
+/* EXPERTS over quantised weights for many rows on sm_90a: op_gemm_groups.cuh over tiles of an expert's pairs, hence the same bits. A place is a tile's 32, 64,
+ * 96 or 128 rows (zeros past its pairs) by 128 outputs, or by 64 of gate and 64 of up: a warp has eight of each, so that act(gate) * up meet in a lane; four warps
  * have a group of 32, which they quantise by way of shared memory. Owns the places and what becomes of their results; knows no launch. */
 #ifndef BW24_CU_OP_EXPERTS_GROUPS_CUH
 #define BW24_CU_OP_EXPERTS_GROUPS_CUH
@@ -11,7 +11,7 @@ namespace bw {
 /* units that this form serves: the generic ones share a kernel of the other */
 template <class U> constexpr bool expert_groups = !std::is_same<U, U_INT8>::value && !std::is_same<U, U_INT8H>::value;
 
-/* products of 32 rows, so that a tile takes two, three or four */
+/* products of 32 rows, so that a tile takes two, three or four, or two of 16 */
 template <class U> struct ExpertShape { static constexpr int N = 32, HELD = U::FORM == FORM_S2 ? 12 : 16; };
 
 constexpr int EG_PITCH = 34; /* floats a row of 32 finished values: neither their way in nor out has bank conflicts */

@@ -4,57 +4,111 @@
 
 #include "float.cuh"
 #include "op_linear.cuh"
-#include "pack.cuh"
 
 namespace bw {
 
 /* weights as in the file */
 struct FloatArgs { LinearPart p; const float *x; int type, cols, rows; };
 
-/* A block: 32 outputs x 8 rows. A warp takes every eighth segment of 256 columns, lane = output; 32 columns of weights at a time pass through
- * shared memory so that reads are coalesced. The p's of eight segments are added in order by warp 0. */
-static __global__ void __launch_bounds__(256) k_linear_float(FloatArgs a) {
-    __shared__ float tile[8][32][33], xs[8][32][8]; /* xs[w] then holds warp w's p's, [8 rows][32 outputs] */
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n0 = blockIdx.x * 32, row0 = blockIdx.y * 8, segs = (a.cols + 255) / 256;
-    pdl_trigger();
-    pdl_wait();
-    float y[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    for (int s0 = 0; s0 < segs; s0 += 8) {
-        int seg = s0 + warp;
-        float p[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        for (int c0 = seg * 256; c0 < min(a.cols, (seg + 1) * 256); c0 += 32) {
-            int c = c0 + lane, count = min(32, a.cols - c0);
-            __syncwarp();
-            if (a.type == FLOAT_F32) { /* no branch between the loads: eight at a time are under way */
-#pragma unroll 8
-                for (int o = 0; o < 32; o++) tile[warp][o][lane] = n0 + o < a.p.n && c < a.cols ? __ldg((const float *)a.p.w + (size_t)(n0 + o) * a.cols + c) : 0.0f;
-            } else
-                for (int o = 0; o < 32; o++) tile[warp][o][lane] = n0 + o < a.p.n && c < a.cols ? float_at(a.type, a.p.w, (size_t)(n0 + o) * a.cols + c) : 0.0f;
+enum { FLOAT_OUTS = 32, FLOAT_ROWS = 64, FLOAT_COLS = 8 };
+
+/* eight columns of a warp's rows and weights, [column][row or output ^ 16 * (column / 4)]: without bank conflicts from the lanes that bring four columns of
+ * 16 rows each, and 32 bytes in a row for those that read eight rows of a column; y: the sums over the segments so far */
+struct FloatShared {
+    struct { float x[FLOAT_COLS][FLOAT_ROWS], w[FLOAT_COLS][FLOAT_OUTS]; } warp[8];
+    float y[FLOAT_ROWS][FLOAT_OUTS];
+};
+
+/* columns c .. c + 3 of a row of n, zeros past them: of x, which another kernel wrote, or of weights */
+template <bool X> __device__ __forceinline__ float4 float_four(int type, const void *w, size_t row, int c, int n) {
+    const size_t at = row * n + c;
+    const float *f = (const float *)w + at;
+    if ((X || type == FLOAT_F32) && !(n & 3)) return c >= n ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : X ? __ldcg((const float4 *)f) : __ldg((const float4 *)f);
+    float v[4];
 #pragma unroll
-            for (int r = 0; r < 8; r++) xs[warp][lane][r] = row0 + r < a.rows && c < a.cols ? __ldcg(a.x + (size_t)(row0 + r) * a.cols + c) : 0.0f;
-            __syncwarp();
-            for (int k = 0; k < count; k++) {
-                float w = tile[warp][lane][k];
-                const float4 *xv = (const float4 *)xs[warp][k];
-                float4 x0 = xv[0], x1 = xv[1];
-                p[0] = fmaf(w, x0.x, p[0]); p[1] = fmaf(w, x0.y, p[1]); p[2] = fmaf(w, x0.z, p[2]); p[3] = fmaf(w, x0.w, p[3]);
-                p[4] = fmaf(w, x1.x, p[4]); p[5] = fmaf(w, x1.y, p[5]); p[6] = fmaf(w, x1.z, p[6]); p[7] = fmaf(w, x1.w, p[7]);
+    for (int i = 0; i < 4; i++) v[i] = c + i >= n ? 0.0f : X ? __ldcg(f + i) : float_at(type, (const uint8_t *)w, at + i);
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+
+/* A lane's eight rows x eight outputs of one segment: four columns a lane on their way while eight columns of 16 of 96 rows (64 of x, 32 of weights) are
+ * multiplied. */
+struct FloatSegment {
+    const FloatArgs &a;
+    FloatShared &sh;
+    int lane, warp, n0, row0;
+    float4 next[6];
+    __device__ __forceinline__ void load(int c0) {
+        const int c = c0 + (lane & 1) * 4;
+#pragma unroll
+        for (int i = 0; i < 6; i++) {
+            const int row = (i < 4 ? row0 + i * 16 : n0 + (i - 4) * 16) + (lane >> 1);
+            const bool have = i < 4 ? row < a.rows : row < a.p.n;
+            next[i] = !have ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : i < 4 ? float_four<true>(FLOAT_F32, a.x, row, c, a.cols) : float_four<false>(a.type, a.p.w, row, c, a.cols);
+        }
+    }
+    __device__ __forceinline__ void put() {
+        auto &to = sh.warp[warp];
+#pragma unroll
+        for (int i = 0; i < 6; i++) {
+            const float v[4] = {next[i].x, next[i].y, next[i].z, next[i].w};
+            const int at = ((i & 3) * 16 + (lane >> 1)) ^ (lane & 1) * 16;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int c = (lane & 1) * 4 + e;
+                if (i < 4) to.x[c][at] = v[e];
+                else to.w[c][at] = v[e];
             }
         }
-        __syncwarp();
-#pragma unroll
-        for (int r = 0; r < 8; r++) xs[warp][r * 4 + (lane >> 3)][lane & 7] = p[r];
-        __syncthreads();
-        if (!warp)
-            for (int k = 0; k < min(8, segs - s0); k++)
-#pragma unroll
-                for (int r = 0; r < 8; r++) y[r] = y[r] + xs[k][r * 4 + (lane >> 3)][lane & 7];
-        __syncthreads();
     }
-    if (warp || n0 + lane >= a.p.n) return;
+    __device__ __forceinline__ void run(int c0, int end, float (&p)[8][8]) {
+        load(c0);
+        for (; c0 < end; c0 += FLOAT_COLS) {
+            __syncwarp();
+            put();
+            __syncwarp();
+            if (c0 + FLOAT_COLS < end) load(c0 + FLOAT_COLS);
 #pragma unroll
-    for (int r = 0; r < 8; r++)
-        if (row0 + r < a.rows) linear_store(a.p, row0 + r, n0 + lane, y[r], linear_res(a.p, row0 + r, n0 + lane));
+            for (int c = 0; c < FLOAT_COLS; c++) {
+                const float4 *x = (const float4 *)(sh.warp[warp].x[c] + ((lane >> 2) * 8 ^ (c >> 2) * 16)), *w = (const float4 *)(sh.warp[warp].w[c] + ((lane & 3) * 8 ^ (c >> 2) * 16));
+                const float4 x0 = x[0], x1 = x[1], w0 = w[0], w1 = w[1];
+                const float xs[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w}, ws[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
+#pragma unroll
+                for (int r = 0; r < 8; r++)
+#pragma unroll
+                    for (int o = 0; o < 8; o++) p[r][o] = fmaf(ws[o], xs[r], p[r][o]);
+            }
+        }
+    }
+};
+
+/* A block: 32 outputs x 64 rows. A warp takes every eighth segment of 256 columns, a lane 8 x 8 results; the p's of eight segments are added in order. */
+static __global__ void __launch_bounds__(256) k_linear_float(FloatArgs a) {
+    __shared__ __align__(16) FloatShared sh;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, segs = (a.cols + 255) / 256;
+    FloatSegment s = {a, sh, lane, warp, (int)blockIdx.x * FLOAT_OUTS, (int)blockIdx.y * FLOAT_ROWS};
+    pdl_trigger();
+    pdl_wait();
+    for (int s0 = 0; s0 < segs; s0 += 8) {
+        float p[8][8];
+#pragma unroll
+        for (int i = 0; i < 64; i++) (&p[0][0])[i] = 0.0f;
+        if (s0 + warp < segs) s.run((s0 + warp) * 256, min(a.cols, (s0 + warp + 1) * 256), p);
+        for (int k = s0; k < min(segs, s0 + 8); k++) {
+            __syncthreads();
+            if (k != s0 + warp) continue;
+#pragma unroll
+            for (int r = 0; r < 8; r++)
+#pragma unroll
+                for (int o = 0; o < 8; o += 4) {
+                    float4 *y = (float4 *)&sh.y[(lane >> 2) * 8 + r][(lane & 3) * 8 + o];
+                    const float4 v = k ? *y : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    *y = make_float4(v.x + p[r][o], v.y + p[r][o + 1], v.z + p[r][o + 2], v.w + p[r][o + 3]);
+                }
+        }
+    }
+    __syncthreads();
+    const int out = s.n0 + lane;
+    for (int r = warp; r < FLOAT_ROWS && out < a.p.n && s.row0 + r < a.rows; r += 8) linear_store(a.p, s.row0 + r, out, sh.y[r][lane], linear_res(a.p, s.row0 + r, out));
 }
 
 } // namespace bw

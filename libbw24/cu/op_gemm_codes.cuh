@@ -19,6 +19,17 @@ namespace bw {
 
 /* ---- the instruction: d [64 outputs][rows of activations] = a [64][16] times the rows at b, or += that, always in d's own registers: none may move while a
  * loop turns back */
+#define BW_WG16(first)                                                                                                                     \
+    asm volatile("{.reg .pred p; setp.ne.b32 p," first ",0;\n"                                                                             \
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"                                                                    \
+                 "%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,p,1,1,0;}"                                                                  \
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+template <bool FIRST> __device__ __forceinline__ void wg_f16(float (&d)[2][4], const uint32_t (&a)[4], uint64_t b) {
+    if constexpr (FIRST) BW_WG16("0");
+    else BW_WG16("1");
+}
+#undef BW_WG16
 #define BW_WG32(first)                                                                                                                     \
     asm volatile("{.reg .pred p; setp.ne.b32 p," first ",0;\n"                                                                             \
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"                                                                    \
@@ -79,7 +90,7 @@ __device__ __forceinline__ uint32_t sixteenths_plus(uint32_t v, uint32_t zero) {
     return *(const uint32_t *)&d;
 }
 
-/* row r's registers of codes c (words tig and tig + 4) plus 128 as bytes: under f16 1024, less 1152 */
+/* rows of bytes: row r's registers of codes c (words tig and tig + 4) plus 128 as bytes: under f16 1024, less 1152 */
 __device__ __forceinline__ void group_bytes(const uint32_t (&c)[2], int r, uint32_t (&a)[2][4], uint32_t k) {
 #pragma unroll
     for (int e = 0; e < 2; e++)

@@ -47,7 +47,7 @@ template <int SLOTS> struct RingAt {
 /* ---- a block's places: blockIdx.x, blockIdx.x + gridDim.x, ...; those of the same outputs follow each other. What a block asks of its places, here those
  * of LINEAR: their number and that of segments; of a place the units of the eight lanes that bring weights, its rows (op_gemm_codes.cuh) and how many stand
  * in a stage; open: the helpers begin it, factors of 0 set sh.slow. PAIRED: outputs of two matrices in turns of eight.
- * TILES: a place's rows are 64, 96 or 128. */
+ * TILES: a place's rows are 32, 64, 96 or 128. */
 struct GroupPlace { int part, tile, rows; }; /* tile: of 128 outputs; rows: block of 128 */
 template <class U> struct LinearPlaces {
     typedef GroupShared<U> Shared;
@@ -222,6 +222,9 @@ template <class U> template <int N> __device__ __forceinline__ void LinearPlaces
     else group_store<false>(part, factor, a.rows, out, row, y);
 }
 
+/* the first T of N results */
+template <int T, int N> __device__ __forceinline__ float (&first_of(float (&d)[N][4]))[T][4] { return *(float (*)[T][4])&d[0][0]; }
+
 /* ---- a warp that folds: the segments of all its places, one after the other. A step is a product of a group with N rows; its results lie in t[step % 2], p's
  * places follow the rows. Only the first step's products are under way where the loop over segments turns back: the compiler would wait for each of more. */
 template <class U, class P> struct GroupSums {
@@ -255,29 +258,29 @@ template <class U, class P> struct GroupSums {
 #pragma unroll
         for (int r = 0; r < 2; r++) s[g & 1][r] = sh.scale[g >> 2][g & 3][P::PAIRED ? 64 * r + warp * 8 + (lane >> 2) : warp * 16 + (lane >> 2) + 8 * r];
     }
-    /* asks for step j of group g; two scales: halves apart */
-    __device__ __forceinline__ void products(int slot, int g, int j, float (&to)[TWO ? 2 : 1][N][4]) {
+    /* asks for step j of group g, eight rows T times; two scales: halves apart */
+    template <int T> __device__ __forceinline__ void products(int slot, int g, int j, float (&to)[TWO ? 2 : 1][N][4]) {
         uint32_t (&v)[2][4] = w[g & 1];
 #pragma unroll
         for (int i = 0; i < 8; i++) asm volatile("" : "+r"((&v[0][0])[i])); /* all are there before the first product */
-        const uint64_t rows = wg_rows(sh.b[slot], j * Shape::N * 128 + (g & 1) * 64);
+        const uint64_t rows = wg_rows(sh.b[slot], j * T * 1024 + (g & 1) * 64);
         wg_fence();
-        wg_f16<true>(to[0], v[0], rows);
-        wg_f16<TWO>(to[TWO], v[1], wg_further(rows, 32));
+        wg_f16<true>(first_of<T>(to[0]), v[0], rows);
+        wg_f16<TWO>(first_of<T>(to[TWO]), v[1], wg_further(rows, 32));
         wg_commit();
     }
     /* Step j of a group into p, or as p's first. ptxas takes two first sums for one and the same where zero, scale and registers of products have the same
      * names, though other products have been written since: the third and fourth step begin with a zero of another name. */
-    template <bool FIRST> __device__ __forceinline__ void fold(int j, const float2 (&s)[2], const float4 (&alpha)[N / 2], float (&from)[TWO ? 2 : 1][N][4]) {
+    template <bool FIRST, int T> __device__ __forceinline__ void fold(int j, const float2 (&s)[2], const float4 (&alpha)[T / 2], float (&from)[TWO ? 2 : 1][N][4]) {
         const float begin = j < 2 ? 0.0f : zero;
         wg_held(from[0]);
         if (TWO) wg_held(from[TWO]);
 #pragma unroll
-        for (int n = 0; n < N; n++) {
+        for (int n = 0; n < T; n++) {
             const float4 z = alpha[n >> 1];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float &q = p[j * N + n][i];
+                float &q = p[j * T + n][i];
                 const int r = i >> 1;
                 float v = fmaf(s[r].x, from[0][n][i], FIRST ? begin : q);
                 if (SUMS) v = fmaf(s[r].y, n & 1 ? (i & 1 ? z.w : z.z) : (i & 1 ? z.y : z.x), v);
@@ -286,7 +289,7 @@ template <class U, class P> struct GroupSums {
             }
         }
 #pragma unroll
-        for (int i = 0; i < 4 * N; i++) asm volatile("" : "+f"((&p[j * N][0])[i])); /* done before the next products */
+        for (int i = 0; i < 4 * T; i++) asm volatile("" : "+f"((&p[j * T][0])[i])); /* done before the next products */
     }
     /* of group k, rows of the lane in places n and n + 1; height: rows of a stage */
     __device__ __forceinline__ float4 alpha_of(int slot, int k, int n, int height) const {
@@ -327,16 +330,16 @@ template <class U, class P> struct GroupSums {
         load_scales(k + 1 & 7);
     }
     /* y takes in what a step of the last group ended */
-    __device__ __forceinline__ void take(int j, const float4 (&old)[N]) {
+    template <int T> __device__ __forceinline__ void take(int j, const float4 (&old)[T]) {
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            const float (&v)[4] = p[j * N + n];
-            put_y(j * N + n, make_float4(old[n].x + v[0], old[n].y + v[1], old[n].z + v[2], old[n].w + v[3]));
+        for (int n = 0; n < T; n++) {
+            const float (&v)[4] = p[j * T + n];
+            put_y(j * T + n, make_float4(old[n].x + v[0], old[n].y + v[1], old[n].z + v[2], old[n].w + v[3]));
         }
     }
-    /* one whose place has STEPS products of N rows a group */
-    template <int STEPS> __device__ __forceinline__ void segment(int at, int segs) {
-        products(0, 0, 1, t[1]);
+    /* one whose place has STEPS products a group; the next one's first product may be of another place, whose rows are 8 N at least */
+    template <int T, int STEPS> __device__ __forceinline__ void segment(int at, int segs) {
+        products<T>(0, 0, 1, t[1]);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             const int slot = k >> 1;
@@ -344,13 +347,13 @@ template <class U, class P> struct GroupSums {
 #pragma unroll
             for (int j = 0; j < STEPS; j++) {
                 const int q = k * STEPS + j, then = (q + 2) / STEPS, step = (q + 2) % STEPS, of = then < 8 ? at : at + 1;
-                float4 alpha[N / 2], old[N];
+                float4 alpha[T / 2], old[T];
 #pragma unroll
-                for (int n = 0; n < N / 2; n++) alpha[n] = SUMS ? alpha_of(slot, k, j * N + 2 * n, STEPS * Shape::N) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                for (int n = 0; n < T / 2; n++) alpha[n] = SUMS ? alpha_of(slot, k, j * T + 2 * n, STEPS * T * 8) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 if (j == STEPS - 1) next_scales(at, k, segs);
                 if (q) wg_wait<1>();
-                if (k) fold<false>(j, s[k & 1], alpha, t[q & 1]);
-                else fold<true>(j, s[k & 1], alpha, t[q & 1]);
+                if (k) fold<false, T>(j, s[k & 1], alpha, t[q & 1]);
+                else fold<true, T>(j, s[k & 1], alpha, t[q & 1]);
                 if (j == STEPS - 1 && (k & 1)) {
                     __syncwarp();
                     if (!lane) bar_arrive(&sh.free_b[slot]);
@@ -358,22 +361,24 @@ template <class U, class P> struct GroupSums {
                 if (q < 8 * STEPS - 1) {
                     if (!step) unpack(then & 7);
                     if (!(then & 1) && !step && of < segs) bar_wait(&sh.full_b[then >> 1 & 3], of & 1);
-                    products(then >> 1 & 3, then & 7, step, t[q & 1]);
+                    if (then < 8) products<T>(then >> 1, then, step, t[q & 1]);
+                    else products<N>(0, 0, 0, t[q & 1]);
                 }
                 if (k < 7) continue;
 #pragma unroll
-                for (int n = 0; n < N; n++) old[n] = y(j * N + n);
-                take(j, old);
+                for (int n = 0; n < T; n++) old[n] = y(j * T + n);
+                take<T>(j, old);
             }
         }
     }
     /* steps: products of N rows that a place takes */
     __device__ __forceinline__ void segment_of(int steps, int at, int segs) {
         wg_wait<0>();
-        if constexpr (!P::TILES) segment<GG_ROWS / Shape::N>(at, segs);
-        else if (steps == 2) segment<2>(at, segs);
-        else if (steps == 3) segment<3>(at, segs);
-        else segment<4>(at, segs);
+        if constexpr (!P::TILES) segment<N, GG_ROWS / Shape::N>(at, segs);
+        else if (steps == 1) segment<N / 2, 2>(at, segs);
+        else if (steps == 2) segment<N, 2>(at, segs);
+        else if (steps == 3) segment<N, 3>(at, segs);
+        else segment<N, 4>(at, segs);
     }
     __device__ __forceinline__ void run(const P &places, int segs) {
 #pragma unroll
@@ -386,7 +391,7 @@ template <class U, class P> struct GroupSums {
         bar_wait(&sh.full_s[0], 0);
         load_scales(0);
         bar_wait(&sh.full_b[0], 0);
-        products(0, 0, 0, t[0]);
+        products<N>(0, 0, 0, t[0]);
         int left = places.segs(), i = 0, steps = places.height(places.place(0)) / Shape::N;
         for (int at = 0; at < segs; at++) {
             segment_of(steps, at, segs);
@@ -417,12 +422,14 @@ template <class U, class P> __device__ __forceinline__ bool group_block(const P 
     pdl_trigger();
     const int segs = places.count() * places.segs();
     if (warp >= GG_WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if constexpr (P::TILES) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        else asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (warp == GG_WARPS) group_fetch<U>(sh, places);
         else group_scales<U>(sh, places, thread - 32 * GG_WARPS - 32, segs);
         return false;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    if constexpr (P::TILES) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); /* the helpers of tiles need more */
+    else asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     if (!segs) return false;
     GroupSums<U, P> sums = {sh, warp, thread & 31, GroupCodes<U>::K + (uint32_t)zero, GroupCodes<U>::L + (uint32_t)zero, __int_as_float(zero)};
     sums.run(places, segs);

@@ -23,7 +23,7 @@ template <class U> __global__ void k_compare(LinearArgs a, int first, int step, 
     const int i = blockIdx.x * blockDim.x + threadIdx.x, row = i % a.rows, out = first + i / a.rows * step;
     const LinearPart &part = a.part[0];
     if (i >= count * a.rows || out >= part.n) return;
-    const float v = linear_res(part, row, out) + group_plain<U>(part, a, out, row) * part.scale;
+    const float v = linear_res(part, row, out) + group_plain<U>(part.w, a.segs, a.x, out, row) * part.scale;
     if (__float_as_uint(v) != __float_as_uint(part.y[(size_t)row * part.n + out])) atomicAdd(bad, 1u);
     atomicAdd(bad + 1, 1u);
 }

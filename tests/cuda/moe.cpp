@@ -7,6 +7,7 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a
 #include "op_gemm_fast.cuh"
 #include "op_experts_gemm.cuh"
 #include "op_router.cuh"
+#include "op_float_few.cuh"
 #include "units.h"
 
 /* matrices of `parts` experts, zero past their columns */
@@ -131,7 +132,7 @@ template <class U> struct Mixture {
         int n_tiles = 0;
         emu::launch([&] { k_experts_order(route.data(), pairs, top, order.data(), tiles.data(), &n_tiles); }, dim3(1), 1024);
         gates(want, false);
-        const int most = pairs / EXPERT_TILE + min(experts, pairs), blocks = pairs / 32 + 2 * experts;
+        const int most = pairs / EXPERT_TILE + min(experts, pairs), blocks = pairs / 32 + experts;
         ExpertGemmArgs a = {{gate.m, up.m}, 2, top, 1, 0, order.data(), &n_tiles, most, tiles.data(), x.a, got.a, NULL, &fault, 0};
         std::vector<float> factor((size_t)blocks * 32, NAN);
         std::vector<uint8_t> room((size_t)blocks * group_stages(max(width, ff)) * GG_BLOCK + 16);
@@ -265,6 +266,36 @@ template <class U> void by_group(const char *name) {
     linear<U>(name, 33, 20, 96, true);
 }
 
+/* LINEAR over float weights of many rows, or of few outputs, with a bias and a residual */
+static void floats(int rows, int outs, int cols, int type) {
+    std::vector<float> x((size_t)rows * cols), bias(outs), y((size_t)rows * outs), wanted(y.size());
+    std::vector<uint8_t> w((size_t)outs * cols * 4 + 16);
+    uint8_t *at = (uint8_t *)(((uint64_t)w.data() + 15) & ~15ull);
+    for (auto *v : {&x, &bias, &y}) for (float &f : *v) f = unit();
+    for (size_t i = 0; i < (size_t)outs * cols; i++) {
+        const float f = unit();
+        const uint16_t half = (uint16_t)(0x2c00 | (random32() & 0x83ff));
+        if (type == FLOAT_F32) memcpy(at + 4 * i, &f, 4);
+        else memcpy(at + 2 * i, &half, 2);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int n = 0; n < outs; n++) {
+            float sum = 0.0f;
+            for (int s = 0; s < cols; s += 256) {
+                float p = 0.0f;
+                for (int c = s; c < min(cols, s + 256); c++) p = fmaf(float_at(type, at, (size_t)n * cols + c), x[(size_t)r * cols + c], p);
+                sum = sum + p;
+            }
+            wanted[(size_t)r * outs + n] = y[(size_t)r * outs + n] + (sum * 0.75f + bias[n]);
+        }
+    const FloatArgs a = {{at, bias.data(), y.data(), y.data(), 0.75f, outs, 0}, x.data(), type, cols, rows};
+    if (outs <= 2 * FEW_OUTS) emu::launch([&] { k_float_few(a); }, dim3((outs + FEW_OUTS - 1) / FEW_OUTS, (rows + FEW_ROWS - 1) / FEW_ROWS), 256);
+    else emu::launch([&] { k_linear_float(a); }, dim3((outs + FLOAT_OUTS - 1) / FLOAT_OUTS, (rows + FLOAT_ROWS - 1) / FLOAT_ROWS), 256);
+    char name[64];
+    snprintf(name, sizeof name, "LINEAR of floats, %d rows, %d outputs, %d columns", rows, outs, cols);
+    report(name, same(y, wanted));
+}
+
 static double bf16_of(float v) { return (double)__bfloat162float(__float2bfloat16_rn(v)); }
 
 /* LINEAR of the class `fast`, by warps or by warp groups, against sums in f64 of the same rounded factors: what is left is the f32 of the sums */
@@ -333,6 +364,12 @@ int main(int, char **argv) {
         linear<U_IQ4_XS>("LINEAR IQ4_XS", 33, 20, 96);
         by_group<U_Q4_K>("LINEAR by groups, Q4_K"); by_group<U_NVFP4>("LINEAR by groups, NVFP4"); by_group<U_Q8_0>("LINEAR by groups, Q8_0"); by_group<U_Q4_0>("LINEAR by groups, Q4_0");
         by_group<U_IQ4_XS>("LINEAR by groups, IQ4_XS"); by_group<U_Q6_K>("LINEAR by groups, Q6_K"); by_group<U_INT8>("LINEAR by groups, INT8");
+        break;
+    case 8:
+        floats(70, 40, 2600, FLOAT_F32);
+        floats(33, 5, 301, FLOAT_F32);
+        floats(64, 33, 260, FLOAT_F16);
+        floats(35, 1, 300, FLOAT_F32);
         break;
     case 7:
         by_pairs<U_IQ4_XS>("EXPERTS by groups, IQ4_XS"); by_pairs<U_Q4_0>("EXPERTS by groups, Q4_0"); by_pairs<U_Q4_K>("EXPERTS by groups, Q4_K");
