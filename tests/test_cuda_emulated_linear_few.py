@@ -33,12 +33,25 @@ def linear_source() -> str:
     return without_ptx(text)
 
 
+HALVES = """inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) { return emu::halves_fma(a, b, c); }
+inline uint32_t times_plus(uint32_t x, uint32_t y, uint32_t z) { return x * y + z; }
+inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { emu::mma_f16(c, a, b0, b1); }
+
+"""
+
+
+def half_source() -> str:
+    text = (CU / "op_linear_half.cuh").read_text(encoding="utf-8")
+    return without_ptx(between(text, "/* ---- the instructions */", "/* ---- weights", HALVES))
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("emulated_linear")
     (folder / "device.cuh").write_text(emulated("device"), encoding="utf-8")
     (folder / "unit.cuh").write_text(source("unit"), encoding="utf-8")
     (folder / "op_linear.cuh").write_text(linear_source(), encoding="utf-8")
+    (folder / "op_linear_half.cuh").write_text(half_source(), encoding="utf-8")
     (folder / "op_linear_stream.cuh").write_text(without_ptx(emulated("op_linear_stream")), encoding="utf-8")
     return compiled(folder, "linear_few")
 
@@ -47,4 +60,4 @@ def program(tmp_path_factory) -> Path:
 def test_linears_of_few_rows_have_the_plain_loops_bits(program, case):
     done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("PASS") == 16
+    assert done.stdout.count("PASS") == 20

@@ -168,7 +168,7 @@ template <int R, Form F> struct ActSource {
     __device__ __forceinline__ static float2 of_set(const float *p, int s) {
         return R == 8 ? *(const float2 *)(p + s * 8) : make_float2(p[s * 8], p[s * 8 + 4]);
     }
-    __device__ __forceinline__ void from_shared(const uint8_t *codes, const float *delta, const float *sum, const float *low, int cols, int seg, int lane) {
+    __device__ __forceinline__ void from_shared(const uint8_t *codes, const float *delta, const float *sum, const float *low, int cols, int seg, int lane, int) {
         int gid = lane >> 2, tig = lane & 3, at = seg * 8 * R + (R == 8 ? 2 : 1) * tig;
         d = delta + at; a = sum + at; l = low + at;
         if (HELD)
@@ -195,6 +195,9 @@ template <int R, Form F> struct ActSource {
     __device__ __forceinline__ float2 sum(int s) const { return !SUMS ? make_float2(0, 0) : HELD ? ra[HELD && SUMS ? s : 0] : of_set(a, s); }
     __device__ __forceinline__ float2 low(int s) const { return !LOWS ? make_float2(0, 0) : of_set(l, s); }
 };
+
+/* activations as a unit's products take them; op_linear_half.cuh has others */
+template <class U, int R> struct SmallActs { typedef ActSource<R, U::FORM> type; };
 
 /* scales of the groups of an mma's columns 2 tig and 2 tig + 1 for one row of the unit */
 struct RowScales { float a[2], b[2], m0[2], m1[2]; };
@@ -513,13 +516,13 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
     if (g.mixed) __syncthreads(); /* else a warp reads what it brought */
     if (warp < W) {
         int slot = 0, ring_phase = 0, held = -1;
-        ActSource<R, U::FORM> x;
+        typename SmallActs<U, R>::type x;
         const uint32_t zero = (uint32_t)lane * ((uint32_t)a.n_parts >> 8); /* the compiler does not know: what it is part of stays in a register of each lane */
         for (int item = blockIdx.x, seg = warp, turn = 0; item < a.items;) {
             const int tiles = GLU ? 4 : item < a.whole ? 2 : 1, chunk = g.chunks > 1 ? small_quotient(seg, C) : 0, buf = (turn + chunk) & 1;
             bar_wait(freed + buf, ((turn + chunk) >> 1 & 1) ^ 1);
             if (seg != held) {
-                x.from_shared(codes, delta, sum, low, S * 256, seg, lane);
+                x.from_shared(codes, delta, sum, low, S * 256, seg, lane, a.rows);
                 held = seg;
             }
             float *to = parts + ((size_t)buf * T * C + seg - chunk * C) * PU;

@@ -6,20 +6,22 @@
 #ifndef BW24_CU_OP_LINEAR_STREAM_CUH
 #define BW24_CU_OP_LINEAR_STREAM_CUH
 
-#include "op_linear.cuh"
+#include <type_traits>
+#include "op_linear_half.cuh"
 
 namespace bw {
 
-enum { STREAM_BUFS = 4 /* at most */, STREAM_PITCH = 20, STREAM_BARS = (SMALL_WARPS * SMALL_DEPTH + 2 * STREAM_BUFS) * 8 };
+enum { STREAM_BUFS = 4 /* at most */, STREAM_DEPTH = 2, STREAM_PITCH = 20, STREAM_BARS = (SMALL_WARPS * STREAM_DEPTH + 2 * STREAM_BUFS) * 8 };
 template <int N> struct StreamSize {
     enum { ROWS = 8 * N, WARPS = N == 1 ? SMALL_WARPS : 12, REDUCERS = 2 * N, PART = ROWS * STREAM_PITCH, CODES = ROWS * 288 };
     enum { THREADS = BW_FEWER(384, 32 * (WARPS + REDUCERS)) };
 };
 
+enum { IN_HALVES = 2 };
 /* A chunk is as many segments as are handed over together: all of a tile, or one of each warp (segment w of each chunk, the last one may be smaller). */
 struct StreamShape {
-    int warps, depth;  /* warps that fold; units of a warp's ring */
-    int resident;      /* all activations in shared memory */
+    int warps, depth;  /* warps that fold; units of a warp's ring, STREAM_DEPTH */
+    int resident;      /* all activations in shared memory; IN_HALVES: in f16 (op_linear_half.cuh) */
     int slots, chunks; /* segments of a chunk; chunks of a tile */
     int bufs;          /* chunks in shared memory */
     int glu;           /* a tile block is 32 outputs of gate and of up */
@@ -30,6 +32,9 @@ struct StreamShape {
 /* floats a group has of each row: scale, sums */
 template <Form F> __host__ __device__ constexpr int group_floats() { return F == FORM_S2M ? 3 : F == FORM_S1M ? 2 : 1; }
 template <class U, int N> __host__ __device__ constexpr int stream_slot() { return StreamSize<N>::CODES + 2 * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4; }
+
+/* which have products in f16 */
+template <class U, int N> __host__ __device__ constexpr bool stream_halves() { return std::is_same<U, U_NVFP4>::value && N > 1; }
 
 /* Activations as a warp sees them: a segment's codes [rows][pitch] and its scales and sums [value][8 groups][rows]; B registers of the groups of rows. */
 template <Form F, int N> struct StreamActs {
@@ -114,9 +119,14 @@ __device__ __forceinline__ void stream_fold(const uint8_t *w, const StreamActs<U
     if (boxed<U, 8>()) __syncwarp(); /* the box may be filled again */
 }
 
-/* bytes of the block's activations */
+/* bytes of the block's activations; of a warp's scales */
 template <class U, int N> __host__ __device__ inline int stream_acts(const StreamShape &g, int segs) {
+    if (g.resident == IN_HALVES) return segs * HalfPlace<N>::BYTES;
     return g.resident ? StreamSize<N>::ROWS * (segs * 256 + 32) + segs * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4 : g.warps * stream_slot<U, N>();
+}
+
+template <class U, int N> __host__ __device__ inline int stream_box(const StreamShape &g) {
+    return !boxed<U, 8>() ? 0 : 16 * (g.resident == IN_HALVES ? HALF_BOX : (int)BOX);
 }
 
 /* The units that a warp asks for, in the order in which it folds them: every `warps`th of (tile, segment), or of each item the tiles of its segment in every
@@ -161,24 +171,35 @@ template <class U, int N> struct StreamWarp {
     uint8_t *ring;
     uint64_t *full, *handed, *freed;
     float4 *box;
-    uint8_t *codes;  /* resident: [rows][pitch] of the block; else the warp's [rows][288] */
+    uint8_t *codes;  /* resident: [rows][pitch] of the block, or places of HalfPlace; else the warp's [rows][288] */
     float *scales;   /* resident: [segment][VALUES]; else [2][VALUES] */
     float *parts;    /* [bufs][slots][PART] */
     int pitch, lane, warp, slot, ring_phase, buf, buf_phase;
     StreamActs<U::FORM, N> x;
+    static constexpr bool HALVES = stream_halves<U, N>();
+    typedef HalfPlace<N> Place;
     __device__ __forceinline__ void ask() { /* the input, and behind it the rest of the ring */
-        for (int seg = warp; seg < a.segs; seg += g.resident ? g.warps : a.segs)
-            x.ask(a.x, seg, codes + (g.resident ? seg * 256 : 0), pitch, scales + (g.resident ? seg * VALUES : 0), lane);
+        if (HALVES && g.resident == IN_HALVES)
+            for (int seg = warp; seg < a.segs; seg += g.warps) {
+                uint8_t *at = codes + seg * Place::BYTES;
+                x.ask(a.x, seg, at, Place::PITCH, (float *)(at + Place::SCALES), lane);
+            }
+        else
+            for (int seg = warp; seg < a.segs; seg += g.resident ? g.warps : a.segs)
+                x.ask(a.x, seg, codes + (g.resident ? seg * 256 : 0), pitch, scales + (g.resident ? seg * VALUES : 0), lane);
 #pragma unroll 1
         for (int i = queue.k; i < g.depth; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();
+        if (HALVES && g.resident == IN_HALVES)
+#pragma unroll 1
+            for (int seg = warp; seg < a.segs; seg += g.warps) Place::finish(codes + seg * Place::BYTES, a.rows, lane);
     }
-    /* the next unit, into slot `to` of the chunk */
-    __device__ __forceinline__ void fold(int to, uint32_t zero) {
+    /* the next unit, into slot `to` of the chunk; products(unit, p, read): stream_fold or the like */
+    template <class P> __device__ __forceinline__ void fold(int to, P products) {
         float p[N][2][2];
         bar_wait(full + slot, ring_phase);
-        stream_fold<U, N>(ring + slot * U::UNIT, x, lane, zero, box, p, [&]() {
+        products(ring + slot * U::UNIT, p, [&]() {
             __syncwarp();
             queue.next(ring + slot * U::UNIT, full + slot, lane);
         });
@@ -193,12 +214,19 @@ template <class U, int N> struct StreamWarp {
     __device__ __forceinline__ void turn() {
         if (++buf == g.bufs) { buf = 0; buf_phase ^= 1; }
     }
-    __device__ __forceinline__ void resident(int tiles, uint32_t zero) {
+    template <bool IN_F16> __device__ __forceinline__ void resident(int tiles, uint32_t zero) {
         const int S = a.segs;
 #pragma unroll 1
         for (int tile = 0, seg = warp; tile < tiles;) {
-            x.take(codes + seg * 256, pitch, scales + seg * VALUES, lane);
-            fold(seg, zero);
+            fold(seg, [&](const uint8_t *w, float (&p)[N][2][2], auto read) {
+                if constexpr (IN_F16) {
+                    const PlainActs plain = {(const uint8_t *)a.x.q + seg * 256, a.x.delta + (size_t)seg * 8 * a.x.ld, a.x.cols, a.x.ld, min(8, (a.x.cols >> 5) - seg * 8)};
+                    Place::fold(w, codes + seg * Place::BYTES, plain, lane, zero + 2, box, p, read);
+                } else {
+                    x.take(codes + seg * 256, pitch, scales + seg * VALUES, lane);
+                    stream_fold<U, N>(w, x, lane, zero, box, p, read);
+                }
+            });
             for (seg += g.warps; seg >= S && tile < tiles; seg -= S, tile++) turn();
         }
     }
@@ -219,7 +247,7 @@ template <class U, int N> struct StreamWarp {
                 }
 #pragma unroll 1
                 for (int t = tile; t < last; t++) {
-                    if (mine) fold(warp, zero);
+                    if (mine) fold(warp, [&](const uint8_t *w, float (&p)[N][2][2], auto read) { stream_fold<U, N>(w, x, lane, zero, box, p, read); });
                     else {
                         bar_wait(freed + buf, buf_phase);
                         if (!lane) bar_arrive(handed + buf);
@@ -322,11 +350,11 @@ __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(con
     typedef StreamSize<N> Z;
     extern __shared__ __align__(128) uint8_t sm[];
     const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = g.warps, D = g.depth, S = a.segs; /* warp: a register */
-    uint64_t *full = (uint64_t *)sm + warp * SMALL_DEPTH, *handed = (uint64_t *)sm + SMALL_WARPS * SMALL_DEPTH, *freed = handed + STREAM_BUFS;
+    uint64_t *full = (uint64_t *)sm + warp * STREAM_DEPTH, *handed = (uint64_t *)sm + SMALL_WARPS * STREAM_DEPTH, *freed = handed + STREAM_BUFS;
     uint8_t *at = sm + (STREAM_BARS + 127) / 128 * 128, *ring = at + (size_t)warp * D * U::UNIT;
     at += (size_t)W * D * U::UNIT;
-    float4 *box = (float4 *)at + warp * BOX;
-    at += boxed<U, 8>() ? W * BOX * 16 : 0;
+    float4 *box = (float4 *)(at + warp * stream_box<U, N>(g));
+    at += W * stream_box<U, N>(g);
     uint8_t *codes = at + (g.resident ? 0 : warp * stream_slot<U, N>());
     float *parts = (float *)(at + stream_acts<U, N>(g, S));
     const int pitch = g.resident ? S * 256 + 32 : 288, folds = g.chunks - (warp + (g.chunks - 1) * g.slots >= S);
@@ -352,23 +380,30 @@ __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(con
     if (warp >= W) return stream_reduce<N>(a, g, parts, handed, freed, warp - W, lane);
     const uint32_t zero = (uint32_t)lane * ((uint32_t)a.n_parts >> 8); /* the compiler does not know: what it is part of stays in a register of each lane */
     const int tiles = (g.each + ((int)blockIdx.x < g.more)) * (g.glu ? 4 : 2) + ((int)blockIdx.x < a.items - a.whole);
-    if (g.resident) w.resident(tiles, zero);
+    if constexpr (stream_halves<U, N>())
+        if (g.resident == IN_HALVES) return w.template resident<true>(tiles, zero);
+    if (g.resident) w.template resident<false>(tiles, zero);
     else w.streamed(tiles, zero);
 }
 
 template <class U, int N> inline size_t stream_shared(const StreamShape &g, int segs) {
-    const size_t warp = g.depth * U::UNIT + (boxed<U, 8>() ? BOX * 16 : 0);
+    const size_t warp = g.depth * U::UNIT + stream_box<U, N>(g);
     return (STREAM_BARS + 127) / 128 * 128 + g.warps * warp + stream_acts<U, N>(g, segs) + (size_t)g.bufs * g.slots * StreamSize<N>::PART * 4;
 }
-/* Resident where all warps and two buffers fit, which N = 1 leaves to op_linear.cuh; else the widest block that fits. */
+/* Resident in f16 where 10 warps and two buffers fit, resident where all warps do, which N = 1 leaves to op_linear.cuh; else the widest block that fits. */
+enum { HALVES_LEAST = 10 };
 template <class U, int N> StreamShape stream_shape(size_t shared_max, int segs, bool glu) {
     constexpr int most = StreamSize<N>::WARPS;
     StreamShape g = {};
     g.glu = glu;
-    g.resident = N > 1;
+    g.resident = stream_halves<U, N>() ? (int)IN_HALVES : N > 1;
     g.warps = segs < most ? segs : most;
     g.slots = segs;
-    g.bufs = g.depth = 2;
+    g.bufs = g.depth = STREAM_DEPTH;
+    while (g.resident == IN_HALVES && stream_shared<U, N>(g, segs) > shared_max) {
+        if (g.warps > HALVES_LEAST) g.warps--;
+        else { g.resident = 1; g.warps = segs < most ? segs : most; }
+    }
     if (!g.resident || stream_shared<U, N>(g, segs) > shared_max) {
         g.resident = 0;
         g.bufs = STREAM_BUFS;

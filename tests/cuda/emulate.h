@@ -306,6 +306,33 @@ inline uint32_t sixteenths_plus(uint32_t a, uint32_t b) {
     for (int i = 0; i < 2; i++) r |= half_word(half_value(a >> 16 * i & 0xffff) / 16 + half_value(b >> 16 * i & 0xffff)) << 16 * i;
     return r;
 }
+/* the f16 nearest to an exact f32, which must be one */
+inline uint32_t half_exact(float v) {
+    const uint32_t r = __half_as_ushort(__float2half_rn(v));
+    if (half_value(r) != v) fail("a value is no f16");
+    return r;
+}
+/* of pairs of f16: a times b plus c, which must be exact */
+inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t r = 0;
+    for (int i = 0; i < 32; i += 16) r |= half_exact(fmaf(half_value(a >> i & 0xffff), half_value(b >> i & 0xffff), half_value(c >> i & 0xffff))) << i;
+    return r;
+}
+/* m16n8k16: c [16][8] = a [16][16] b [16][8] in f16, sums in f32, which must be exact */
+inline void mma_f16(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    uint32_t w[6] = {a[0], a[1], a[2], a[3], b0, b1}, (*s)[WORDS] = exchange(~0u, w, 6);
+    for (int i = 0; i < 4; i++) {
+        const int row = (lane() >> 2) + 8 * (i >> 1), col = 2 * (lane() & 3) + (i & 1);
+        double sum = 0.0;
+        for (int k = 0; k < 16; k++) {
+            const int half = k >> 3, t = (k & 7) >> 1, at = 16 * (k & 1);
+            sum += (double)half_value(s[(row & 7) * 4 + t][half * 2 + (row >> 3)] >> at & 0xffff) * half_value(s[col * 4 + t][4 + half] >> at & 0xffff);
+        }
+        c[i] = (float)sum;
+        if ((double)c[i] != sum) fail("the sum of half a group is not exact");
+    }
+}
+
 /* one warp's 16 outputs of m64nNk16 (f16, sums in f32, which must be exact), tiles: N / 8; operands as wg_mma's; first: d begins here */
 inline void wg_f16(float *d, const uint32_t *a, uint64_t at, bool first, int tiles) {
     const uint64_t tile = at & ~1023ull;

@@ -40,6 +40,17 @@ static std::vector<float> values(size_t n) {
     return v;
 }
 
+/* the same, of groups of columns each times another power of two down to 2^-spread */
+static std::vector<float> far_apart(size_t n, int spread) {
+    std::vector<float> v = values(n);
+    float by = 1.0f;
+    for (size_t i = 0; i < n; i++) {
+        if (i % 32 == 0) by = ldexpf(1.0f, -(int)(random32() % (spread + 1)));
+        v[i] *= by;
+    }
+    return v;
+}
+
 /* R row slots of k_linear_small, or with N the groups of eight of k_linear_stream */
 template <class U, int R, int N, bool GLU> void launch_few(LinearArgs a, int blocks) {
     if constexpr (N) {
@@ -57,9 +68,9 @@ template <class U, int R, int N, bool GLU> void launch_few(LinearArgs a, int blo
 }
 
 /* outputs n of each part; the first has a residual and a bias */
-template <class U, int R, int N = 0> void plain_parts(const char *name, int rows, int cols, std::vector<int> n, int blocks) {
+template <class U, int R, int N = 0> void plain_parts(const char *name, int rows, int cols, std::vector<int> n, int blocks, int spread = 0) {
     Input x(cols);
-    x.quantise(rows, values((size_t)rows * cols));
+    x.quantise(rows, far_apart((size_t)rows * cols, spread));
     std::vector<std::vector<uint8_t>> w;
     std::vector<std::vector<float>> y, bias, res;
     LinearArgs a = {};
@@ -122,6 +133,10 @@ template <class U> void run() {
     plain_parts<U, 4>("50 segments, 4 rows", 4, 50 * 256, {64}, 1);
     plain_parts<U, 8>("one part, 8 rows", 8, 5 * 256 - 96, {100}, 2);
     plain_parts<U, 8>("20 segments, 7 rows", 7, 20 * 256, {70}, 1);
+    plain_parts<U, 8>("6 rows, scales apart", 6, 3 * 256 - 32, {40}, 1, 20);
+    plain_parts<U, 8>("8 rows, scales far apart", 8, 3 * 256 - 32, {40}, 1, 60);
+    plain_parts<U, 16, 2>("16 rows, scales far apart", 16, 3 * 256 - 32, {40}, 1, 60);
+    plain_parts<U, 16, 2>("11 rows, 21 segments", 11, 21 * 256, {40}, 1);
     plain_parts<U, 8, 1>("35 segments, 8 rows, streamed", 8, 35 * 256, {64}, 2);
     gated<U, 4>("gate, 4 rows", 4, 20 * 256, 96, 2);
     plain_parts<U, 16, 2>("16 rows, three parts, halves, short last segment", 16, 5 * 256 - 96, {96, 40, 32}, 4);
