@@ -194,10 +194,11 @@ __device__ __forceinline__ void unit_fold(const uint8_t *w, const HalfActs &x, i
 }
 
 /* ---- op_linear_stream.cuh's N groups of eight rows: a segment in shared memory, [group][n][lane] of 16 bytes, then 2^R times HALF_BACK of the rows, 0 for those
- * from int8 codes. A warp brings codes [row][288] and scales [8 groups][rows] to the same place before. */
+ * from int8 codes */
 template <int N> struct HalfPlace {
     enum { ROWS = 8 * N, PITCH = 288, SCALES = ROWS * PITCH, BACKS = ROWS * 512, BYTES = BACKS + ROWS * 4 };
-    static __device__ __forceinline__ void finish(uint8_t *at, int rows, int lane) {
+    /* from codes [row][PITCH] and scales [8 groups][rows], which may lie there too: the codes at its beginning, the scales at SCALES */
+    static __device__ __forceinline__ void make(uint8_t *at, const uint8_t *codes, const float *scales, int rows, int lane) {
         const int gid = lane >> 2, tig = lane & 3;
         uint4 b[N][8];
         float back[N];
@@ -205,8 +206,8 @@ template <int N> struct HalfPlace {
         for (int n = 0; n < N; n++) {
             float d[8];
 #pragma unroll
-            for (int j = 0; j < 8; j++) d[j] = ((const float *)(at + SCALES))[j * ROWS + n * 8 + gid];
-            back[n] = half_row(at + (n * 8 + gid) * PITCH + tig * 8, d, b[n]) * HALF_BACK;
+            for (int j = 0; j < 8; j++) d[j] = scales[j * ROWS + n * 8 + gid];
+            back[n] = half_row(codes + (n * 8 + gid) * PITCH + tig * 8, d, b[n]) * HALF_BACK;
         }
         __syncwarp();
 #pragma unroll
@@ -215,6 +216,7 @@ template <int N> struct HalfPlace {
             for (int j = 0; j < 8; j++) *(uint4 *)(at + ((j * N + n) * 32 + lane) * 16) = b[n][j];
             if (!tig) ((float *)(at + BACKS))[n * 8 + gid] = n * 8 + gid < rows ? back[n] : 1.0f;
         }
+        __syncwarp();
     }
     /* p of a unit; x: the segment as it came */
     template <class Read> static __device__ __forceinline__ void fold(const uint8_t *w, const uint8_t *at, const PlainActs &x, int lane, uint32_t two, float4 *box, float (&p)[N][2][2], Read read) {

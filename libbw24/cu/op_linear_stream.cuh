@@ -17,11 +17,10 @@ template <int N> struct StreamSize {
     enum { THREADS = BW_FEWER(384, 32 * (WARPS + REDUCERS)) };
 };
 
-enum { IN_HALVES = 2 };
 /* A chunk is as many segments as are handed over together: all of a tile, or one of each warp (segment w of each chunk, the last one may be smaller). */
 struct StreamShape {
     int warps, depth;  /* warps that fold; units of a warp's ring, STREAM_DEPTH */
-    int resident;      /* all activations in shared memory; IN_HALVES: in f16 (op_linear_half.cuh) */
+    int resident;      /* all activations in shared memory */
     int slots, chunks; /* segments of a chunk; chunks of a tile */
     int bufs;          /* chunks in shared memory */
     int glu;           /* a tile block is 32 outputs of gate and of up */
@@ -31,10 +30,22 @@ struct StreamShape {
 
 /* floats a group has of each row: scale, sums */
 template <Form F> __host__ __device__ constexpr int group_floats() { return F == FORM_S2M ? 3 : F == FORM_S1M ? 2 : 1; }
-template <class U, int N> __host__ __device__ constexpr int stream_slot() { return StreamSize<N>::CODES + 2 * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4; }
 
-/* which have products in f16 */
+/* which have products in f16 (op_linear_half.cuh) */
 template <class U, int N> __host__ __device__ constexpr bool stream_halves() { return std::is_same<U, U_NVFP4>::value && N > 1; }
+
+/* bytes of a warp's segment: codes, scales and sums of it and the next one, what is made of them */
+template <class U, int N> __host__ __device__ constexpr int stream_slot() {
+    return StreamSize<N>::CODES + 2 * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4 + (stream_halves<U, N>() ? (int)HalfPlace<N>::BYTES : 0);
+}
+/* Tiles whose sums a block keeps at a time. Where a tile has several chunks: so many that what a segment's activations cost is little beside its units */
+enum { STREAM_GROUP = 8 };
+__host__ __device__ inline int stream_group(const StreamShape &g) { return g.chunks > 1 ? (int)STREAM_GROUP : g.glu ? 4 : 2; }
+template <int N> __host__ __device__ inline int stream_kept(const StreamShape &g) { return g.chunks > 1 ? STREAM_GROUP * StreamSize<N>::REDUCERS * 32 * 8 : 0; }
+/* tiles of a block */
+__device__ __forceinline__ int stream_tiles(const LinearArgs &a, const StreamShape &g) {
+    return (g.each + ((int)blockIdx.x < g.more)) * (g.glu ? 4 : 2) + ((int)blockIdx.x < a.items - a.whole);
+}
 
 /* Activations as a warp sees them: a segment's codes [rows][pitch] and its scales and sums [value][8 groups][rows]; B registers of the groups of rows. */
 template <Form F, int N> struct StreamActs {
@@ -121,33 +132,33 @@ __device__ __forceinline__ void stream_fold(const uint8_t *w, const StreamActs<U
 
 /* bytes of the block's activations; of a warp's scales */
 template <class U, int N> __host__ __device__ inline int stream_acts(const StreamShape &g, int segs) {
-    if (g.resident == IN_HALVES) return segs * HalfPlace<N>::BYTES;
+    if (g.resident && stream_halves<U, N>()) return segs * HalfPlace<N>::BYTES;
     return g.resident ? StreamSize<N>::ROWS * (segs * 256 + 32) + segs * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4 : g.warps * stream_slot<U, N>();
 }
 
-template <class U, int N> __host__ __device__ inline int stream_box(const StreamShape &g) {
-    return !boxed<U, 8>() ? 0 : 16 * (g.resident == IN_HALVES ? HALF_BOX : (int)BOX);
+template <class U, int N> __host__ __device__ inline int stream_box() {
+    return !boxed<U, 8>() ? 0 : 16 * (stream_halves<U, N>() ? HALF_BOX : (int)BOX);
 }
 
-/* The units that a warp asks for, in the order in which it folds them: every `warps`th of (tile, segment), or of each item the tiles of its segment in every
- * chunk. Unit k is asked for by lane k % 32. */
+/* The units that a warp asks for, in the order in which it folds them: every `warps`th of (tile, segment), or of each group of tiles those of its segment in
+ * every chunk. Unit k is asked for by lane k % 32. */
 template <class U> struct StreamQueue {
     const LinearArgs &a;
     const StreamShape &g;
     const uint8_t *src;
     int k, warp, folds; /* folds: chunks in which the warp has a segment */
     __device__ __forceinline__ const uint8_t *source(int i) const {
-        const int b = blockIdx.x, whole = g.each + (b < g.more), shift = g.glu ? 2 : 1, fold = i >> shift, item = small_quotient(fold, folds);
+        const int b = blockIdx.x, whole = g.each + (b < g.more), shift = g.glu ? 2 : 1;
         int tile, seg; /* tile of the block */
         if (g.resident) {
             tile = small_quotient(warp + i * g.warps, a.segs);
             seg = warp + i * g.warps - tile * a.segs;
-        } else if (item < whole) {
-            tile = (item << shift) + (i & ((1 << shift) - 1));
-            seg = (fold - item * folds) * g.warps + warp;
-        } else { /* half an item: one tile */
-            const int chunk = i - (whole * folds << shift);
-            tile = (whole << shift) + (chunk >= folds);
+        } else {
+            const int size = stream_group(g), group = small_quotient(i, size * folds), n = min(size, stream_tiles(a, g) - group * size);
+            if (n <= 0) return NULL;
+            const int at = i - group * size * folds, chunk = small_quotient(at, n);
+            if (chunk >= folds) return NULL;
+            tile = group * size + at - chunk * n;
             seg = chunk * g.warps + warp;
         }
         int tb = b + (tile >> shift) * (int)gridDim.x, t = tile & ((1 << shift) - 1);
@@ -179,21 +190,20 @@ template <class U, int N> struct StreamWarp {
     static constexpr bool HALVES = stream_halves<U, N>();
     typedef HalfPlace<N> Place;
     __device__ __forceinline__ void ask() { /* the input, and behind it the rest of the ring */
-        if (HALVES && g.resident == IN_HALVES)
-            for (int seg = warp; seg < a.segs; seg += g.warps) {
-                uint8_t *at = codes + seg * Place::BYTES;
-                x.ask(a.x, seg, at, Place::PITCH, (float *)(at + Place::SCALES), lane);
-            }
-        else
-            for (int seg = warp; seg < a.segs; seg += g.resident ? g.warps : a.segs)
-                x.ask(a.x, seg, codes + (g.resident ? seg * 256 : 0), pitch, scales + (g.resident ? seg * VALUES : 0), lane);
+        for (int seg = warp; seg < a.segs; seg += g.resident ? g.warps : a.segs) {
+            uint8_t *at = codes + (!g.resident ? 0 : HALVES ? seg * (int)Place::BYTES : seg * 256);
+            x.ask(a.x, seg, at, HALVES ? (int)Place::PITCH : pitch, HALVES ? (float *)(at + Place::SCALES) : scales + (g.resident ? seg * VALUES : 0), lane);
+        }
 #pragma unroll 1
         for (int i = queue.k; i < g.depth; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();
-        if (HALVES && g.resident == IN_HALVES)
+        if (HALVES && g.resident)
 #pragma unroll 1
-            for (int seg = warp; seg < a.segs; seg += g.warps) Place::finish(codes + seg * Place::BYTES, a.rows, lane);
+            for (int seg = warp; seg < a.segs; seg += g.warps) {
+                uint8_t *at = codes + seg * Place::BYTES;
+                Place::make(at, at, (const float *)(at + Place::SCALES), a.rows, lane);
+            }
     }
     /* the next unit, into slot `to` of the chunk; products(unit, p, read): stream_fold or the like */
     template <class P> __device__ __forceinline__ void fold(int to, P products) {
@@ -214,44 +224,53 @@ template <class U, int N> struct StreamWarp {
     __device__ __forceinline__ void turn() {
         if (++buf == g.bufs) { buf = 0; buf_phase ^= 1; }
     }
-    template <bool IN_F16> __device__ __forceinline__ void resident(int tiles, uint32_t zero) {
+    /* a unit of segment seg, whose activations lie at `at` in f16 */
+    __device__ __forceinline__ void fold_halves(int to, int seg, const uint8_t *at, uint32_t zero) {
+        fold(to, [&](const uint8_t *w, float (&p)[N][2][2], auto read) {
+            const PlainActs plain = {(const uint8_t *)a.x.q + seg * 256, a.x.delta + (size_t)seg * 8 * a.x.ld, a.x.cols, a.x.ld, min(8, (a.x.cols >> 5) - seg * 8)};
+            Place::fold(w, at, plain, lane, zero + 2, box, p, read);
+        });
+    }
+    __device__ __forceinline__ void fold_codes(int to, uint32_t zero) {
+        fold(to, [&](const uint8_t *w, float (&p)[N][2][2], auto read) { stream_fold<U, N>(w, x, lane, zero, box, p, read); });
+    }
+    __device__ __forceinline__ void resident(int tiles, uint32_t zero) {
         const int S = a.segs;
 #pragma unroll 1
         for (int tile = 0, seg = warp; tile < tiles;) {
-            fold(seg, [&](const uint8_t *w, float (&p)[N][2][2], auto read) {
-                if constexpr (IN_F16) {
-                    const PlainActs plain = {(const uint8_t *)a.x.q + seg * 256, a.x.delta + (size_t)seg * 8 * a.x.ld, a.x.cols, a.x.ld, min(8, (a.x.cols >> 5) - seg * 8)};
-                    Place::fold(w, codes + seg * Place::BYTES, plain, lane, zero + 2, box, p, read);
-                } else {
-                    x.take(codes + seg * 256, pitch, scales + seg * VALUES, lane);
-                    stream_fold<U, N>(w, x, lane, zero, box, p, read);
-                }
-            });
+            if constexpr (HALVES) fold_halves(seg, seg, codes + seg * Place::BYTES, zero);
+            else {
+                x.take(codes + seg * 256, pitch, scales + seg * VALUES, lane);
+                fold_codes(seg, zero);
+            }
             for (seg += g.warps; seg >= S && tile < tiles; seg -= S, tile++) turn();
         }
     }
+    /* the segment that has come is brought to where products take it; the next one is asked for */
+    __device__ __forceinline__ void take(int taken, int next) {
+        const float *from = scales + (taken & 1) * VALUES;
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();
+        if constexpr (HALVES) Place::make(codes + stream_slot<U, N>() - Place::BYTES, codes, from, a.rows, lane);
+        else x.take(codes, pitch, from, lane);
+        __syncwarp(); /* the codes may be overwritten */
+        if (queue.folds > 1) x.ask(a.x, next * g.warps + warp, codes, pitch, scales + (~taken & 1) * VALUES, lane);
+    }
     __device__ __forceinline__ void streamed(int tiles, uint32_t zero) {
-        const int each = g.glu ? 4 : 2;
-        for (int tile = 0, taken = 0; tile < tiles; tile += each) {
-            const int last = min(tiles, tile + each);
+        const int size = stream_group(g);
+        for (int first = 0, taken = 0; first < tiles; first += size) {
+            const int n = min(size, tiles - first);
 #pragma unroll 1
             for (int chunk = 0; chunk < g.chunks; chunk++) {
                 const bool mine = chunk < queue.folds;
-                if (mine && (queue.folds > 1 || !taken)) {
-                    asm volatile("cp.async.wait_all;" ::: "memory");
-                    __syncwarp();
-                    x.take(codes, pitch, scales + (taken & 1) * VALUES, lane);
-                    __syncwarp(); /* the codes may be overwritten */
-                    taken++;
-                    if (queue.folds > 1) x.ask(a.x, (chunk + 1 < queue.folds ? chunk + 1 : 0) * g.warps + warp, codes, pitch, scales + (taken & 1) * VALUES, lane);
-                }
+                if (mine && (queue.folds > 1 || !taken)) take(taken++, chunk + 1 < queue.folds ? chunk + 1 : 0);
 #pragma unroll 1
-                for (int t = tile; t < last; t++) {
-                    if (mine) fold(warp, [&](const uint8_t *w, float (&p)[N][2][2], auto read) { stream_fold<U, N>(w, x, lane, zero, box, p, read); });
-                    else {
+                for (int t = 0; t < n; t++) {
+                    if (!mine) {
                         bar_wait(freed + buf, buf_phase);
                         if (!lane) bar_arrive(handed + buf);
-                    }
+                    } else if constexpr (HALVES) fold_halves(warp, chunk * g.warps + warp, codes + stream_slot<U, N>() - Place::BYTES, zero);
+                    else fold_codes(warp, zero);
                     turn();
                 }
             }
@@ -264,23 +283,27 @@ template <class U, int N> struct StreamWarp {
 struct StreamSums {
     const LinearArgs &a;
     int lane, rw;
-    float y[4][2], res[2][2];
+    float y[4][2], res[2][2]; /* of tiles that there are */
     __device__ __forceinline__ int row(int i) const { return (rw >> 1) * 8 + (rw & 1) * 2 + i + (lane >> 4) * 4; } /* half warps read separate banks */
     __device__ __forceinline__ void begin(const LinearPart &p, bool glu, int n) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) y[i >> 1][i & 1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int r = row(i & 1), col = n + (i >> 1) * 16;
             res[i >> 1][i & 1] = !glu && r < a.rows && col < p.n ? linear_res(p, r, col) : 0.0f;
         }
     }
-    template <int PART> __device__ __forceinline__ void add(const float *ps, int count, float *to) const {
-        float v0 = to[0], v1 = to[1];
+    template <int PART> __device__ __forceinline__ float2 add(const float *ps, int count, float2 v) const {
         ps += row(0) * STREAM_PITCH + (lane & 15);
 #pragma unroll 4
-        for (int w = 0; w < count; w++, ps += PART) { v0 = v0 + ps[0]; v1 = v1 + ps[STREAM_PITCH]; }
-        to[0] = v0; to[1] = v1;
+        for (int w = 0; w < count; w++, ps += PART) { v.x = v.x + ps[0]; v.y = v.y + ps[STREAM_PITCH]; }
+        return v;
+    }
+    __device__ __forceinline__ void put(int tile, float2 v) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            y[i][0] = i == tile ? v.x : y[i][0];
+            y[i][1] = i == tile ? v.y : y[i][1];
+        }
     }
     __device__ __forceinline__ void store(const LinearPart &p, int n, int tiles) const {
 #pragma unroll
@@ -315,36 +338,52 @@ struct StreamSums {
     }
 };
 
-/* a warp that adds, over the block's items */
+/* What a tile of a block belongs to */
+struct StreamItem {
+    int part, tb, n, tiles, tile; /* n: the lane's first output, tile: of the item's `tiles` */
+    __device__ __forceinline__ StreamItem(const LinearArgs &a, const StreamShape &g, int at, int lane) {
+        const int shift = g.glu ? 2 : 1, item = blockIdx.x + (at >> shift) * gridDim.x, half = item - a.whole;
+        tile = at & ((1 << shift) - 1);
+        tiles = half < 0 || g.glu ? 1 << shift : 1;
+        tb = half < 0 ? item : a.whole + (half >> 1);
+        part = g.glu ? 0 : part_of(a, tb);
+        n = tb * 32 + (lane & 15) + (half < 0 ? 0 : (half & 1) * 16);
+    }
+};
+
+/* A warp that adds, over the block's groups of tiles: sums wait in shared memory for their next chunk, after the last one an item's results leave */
 template <int N> __device__ __forceinline__ void stream_reduce(const LinearArgs &a, const StreamShape &g, const float *parts, uint64_t *handed, uint64_t *freed, int rw, int lane) {
-    enum { PART = StreamSize<N>::PART };
+    enum { PART = StreamSize<N>::PART, LANES = StreamSize<N>::REDUCERS * 32 };
+    const int tiles = stream_tiles(a, g), size = stream_group(g);
+    float2 *kept = (float2 *)(parts + g.bufs * g.slots * PART) + rw * 32 + lane; /* [tile][LANES] */
     StreamSums sums = {a, lane, rw};
     int buf = 0, buf_phase = 0;
-    for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
-        const int half = item - a.whole, tiles = g.glu ? 4 : half < 0 ? 2 : 1;
-        int tb = half < 0 ? item : a.whole + (half >> 1);
-        const int part = g.glu ? 0 : part_of(a, tb), n = tb * 32 + (lane & 15) + (half < 0 ? 0 : (half & 1) * 16);
-        const LinearPart &p = a.part[part];
-        sums.begin(p, g.glu, n);
+    for (int first = 0; first < tiles; first += size)
         for (int chunk = 0; chunk < g.chunks; chunk++) {
-            const int count = min(g.slots, a.segs - chunk * g.slots);
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-                if (t >= tiles) break;
+            const int count = min(g.slots, a.segs - chunk * g.slots), n = min(size, tiles - first);
+            const bool last = chunk == g.chunks - 1;
+#pragma unroll 1
+            for (int t = 0; t < n; t++) {
+                const StreamItem item(a, g, first + t, lane);
+                const LinearPart &p = a.part[item.part];
+                if (last && !item.tile) sums.begin(p, g.glu, item.n); /* the residual is on its way */
+                const float2 before = chunk ? kept[t * LANES] : make_float2(0.0f, 0.0f);
                 bar_wait(handed + buf, buf_phase);
-                sums.template add<PART>(parts + buf * g.slots * PART, count, sums.y[t]);
+                const float2 v = sums.template add<PART>(parts + buf * g.slots * PART, count, before);
                 __syncwarp();
                 if (!lane) bar_arrive(freed + buf);
                 if (++buf == g.bufs) { buf = 0; buf_phase ^= 1; }
+                if (!last) { kept[t * LANES] = v; continue; }
+                sums.put(item.tile, v);
+                if (item.tile < item.tiles - 1) continue;
+                if (g.glu) sums.gate(item.tb);
+                else sums.store(p, item.n, item.tiles);
             }
         }
-        if (g.glu) sums.gate(tb);
-        else sums.store(p, n, tiles);
-    }
 }
 
 /* Persistent over items. Warps fold units that come through their own rings; others add the p's, handed over a tile and chunk at a time, segments ascending.
- * Traffic: every weight byte once; activations once a block (resident), or of a segment once a chunk and item. */
+ * Traffic: every weight byte once; activations once a block (resident), or a segment once a group of tiles. */
 template <class U, int N>
 __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(const __grid_constant__ LinearArgs a, const __grid_constant__ StreamShape g) {
     typedef StreamSize<N> Z;
@@ -353,8 +392,8 @@ __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(con
     uint64_t *full = (uint64_t *)sm + warp * STREAM_DEPTH, *handed = (uint64_t *)sm + SMALL_WARPS * STREAM_DEPTH, *freed = handed + STREAM_BUFS;
     uint8_t *at = sm + (STREAM_BARS + 127) / 128 * 128, *ring = at + (size_t)warp * D * U::UNIT;
     at += (size_t)W * D * U::UNIT;
-    float4 *box = (float4 *)(at + warp * stream_box<U, N>(g));
-    at += W * stream_box<U, N>(g);
+    float4 *box = (float4 *)(at + warp * stream_box<U, N>());
+    at += W * stream_box<U, N>();
     uint8_t *codes = at + (g.resident ? 0 : warp * stream_slot<U, N>());
     float *parts = (float *)(at + stream_acts<U, N>(g, S));
     const int pitch = g.resident ? S * 256 + 32 : 288, folds = g.chunks - (warp + (g.chunks - 1) * g.slots >= S);
@@ -379,41 +418,39 @@ __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(con
     if (g.resident) __syncthreads(); /* else a warp reads what it brought */
     if (warp >= W) return stream_reduce<N>(a, g, parts, handed, freed, warp - W, lane);
     const uint32_t zero = (uint32_t)lane * ((uint32_t)a.n_parts >> 8); /* the compiler does not know: what it is part of stays in a register of each lane */
-    const int tiles = (g.each + ((int)blockIdx.x < g.more)) * (g.glu ? 4 : 2) + ((int)blockIdx.x < a.items - a.whole);
-    if constexpr (stream_halves<U, N>())
-        if (g.resident == IN_HALVES) return w.template resident<true>(tiles, zero);
-    if (g.resident) w.template resident<false>(tiles, zero);
+    const int tiles = stream_tiles(a, g);
+    if (g.resident) w.resident(tiles, zero);
     else w.streamed(tiles, zero);
 }
 
 template <class U, int N> inline size_t stream_shared(const StreamShape &g, int segs) {
-    const size_t warp = g.depth * U::UNIT + stream_box<U, N>(g);
-    return (STREAM_BARS + 127) / 128 * 128 + g.warps * warp + stream_acts<U, N>(g, segs) + (size_t)g.bufs * g.slots * StreamSize<N>::PART * 4;
+    const size_t warp = g.depth * U::UNIT + stream_box<U, N>();
+    return (STREAM_BARS + 127) / 128 * 128 + g.warps * warp + stream_acts<U, N>(g, segs) + (size_t)g.bufs * g.slots * StreamSize<N>::PART * 4 + stream_kept<N>(g);
 }
-/* Resident in f16 where 10 warps and two buffers fit, resident where all warps do, which N = 1 leaves to op_linear.cuh; else the widest block that fits. */
+/* Resident where all warps, in f16 10 of them, and two buffers fit, which N = 1 leaves to op_linear.cuh; else the widest block that fits. */
 enum { HALVES_LEAST = 10 };
 template <class U, int N> StreamShape stream_shape(size_t shared_max, int segs, bool glu) {
-    constexpr int most = StreamSize<N>::WARPS;
+    constexpr int all = StreamSize<N>::WARPS, least = stream_halves<U, N>() ? (int)HALVES_LEAST : all;
+    const int most = segs < all ? segs : all;
     StreamShape g = {};
+    auto fits = [&] { return stream_shared<U, N>(g, segs) <= shared_max; };
     g.glu = glu;
-    g.resident = stream_halves<U, N>() ? (int)IN_HALVES : N > 1;
-    g.warps = segs < most ? segs : most;
+    g.resident = N > 1;
+    g.warps = most;
     g.slots = segs;
+    g.chunks = 1;
     g.bufs = g.depth = STREAM_DEPTH;
-    while (g.resident == IN_HALVES && stream_shared<U, N>(g, segs) > shared_max) {
-        if (g.warps > HALVES_LEAST) g.warps--;
-        else { g.resident = 1; g.warps = segs < most ? segs : most; }
-    }
-    if (!g.resident || stream_shared<U, N>(g, segs) > shared_max) {
-        g.resident = 0;
-        g.bufs = STREAM_BUFS;
-        for (;; g.warps--) {
+    while (g.resident && !fits())
+        if (--g.warps < least) g.resident = 0;
+    if (!g.resident) {
+        g.bufs = stream_halves<U, N>() ? 2 : STREAM_BUFS;
+        for (g.warps = most;; g.warps--) {
             g.slots = g.warps;
-            if (g.warps == 1 || stream_shared<U, N>(g, segs) <= shared_max) break;
+            g.chunks = (segs + g.slots - 1) / g.slots;
+            if (g.warps == 1 || fits()) break;
         }
     }
-    while (g.bufs < STREAM_BUFS && ++g.bufs && stream_shared<U, N>(g, segs) > shared_max) { g.bufs--; break; }
-    g.chunks = (segs + g.slots - 1) / g.slots;
+    while (g.bufs < STREAM_BUFS && ++g.bufs && !fits()) { g.bufs--; break; }
     g.early = g.warps;
     return g;
 }

@@ -136,7 +136,8 @@ template <class U> void run() {
     plain_parts<U, 8>("6 rows, scales apart", 6, 3 * 256 - 32, {40}, 1, 20);
     plain_parts<U, 8>("8 rows, scales far apart", 8, 3 * 256 - 32, {40}, 1, 60);
     plain_parts<U, 16, 2>("16 rows, scales far apart", 16, 3 * 256 - 32, {40}, 1, 60);
-    plain_parts<U, 16, 2>("11 rows, 21 segments", 11, 21 * 256, {40}, 1);
+    plain_parts<U, 16, 2>("11 rows, 25 segments, 10 tiles", 11, 25 * 256 - 64, {160}, 1, 30);
+    gated<U, 16, 2>("gate, 12 rows, 24 segments, 12 tiles", 12, 24 * 256, 96, 1);
     plain_parts<U, 8, 1>("35 segments, 8 rows, streamed", 8, 35 * 256, {64}, 2);
     gated<U, 4>("gate, 4 rows", 4, 20 * 256, 96, 2);
     plain_parts<U, 16, 2>("16 rows, three parts, halves, short last segment", 16, 5 * 256 - 96, {96, 40, 32}, 4);
