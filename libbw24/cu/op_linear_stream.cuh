@@ -32,7 +32,7 @@ struct StreamShape {
 template <Form F> __host__ __device__ constexpr int group_floats() { return F == FORM_S2M ? 3 : F == FORM_S1M ? 2 : 1; }
 
 /* which have products in f16 (op_linear_half.cuh) */
-template <class U, int N> __host__ __device__ constexpr bool stream_halves() { return std::is_same<U, U_NVFP4>::value && N > 1; }
+template <class U, int N> __host__ __device__ constexpr bool stream_halves() { return std::is_same<U, U_NVFP4>::value; }
 
 /* bytes of a warp's segment: codes, scales and sums of it and the next one, what is made of them */
 template <class U, int N> __host__ __device__ constexpr int stream_slot() {
