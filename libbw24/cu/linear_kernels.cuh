@@ -81,10 +81,10 @@ template <class U> void one_launch(Queue &q, const LinearArgs &a, bool glu) {
 /* rows that `small` takes at once: 16 where enough warps fit */
 enum { WIDE_LEAST_WARPS = 10 };
 template <class U> int small_most(const Queue &q, int segs) {
-    return stream_shape<U, 2>((size_t)q.shared_max, segs, false).warps >= (segs < WIDE_LEAST_WARPS ? segs : (int)WIDE_LEAST_WARPS) ? 16 : 8;
+    return stream_shape<U, 2>((size_t)q.shared_max, segs, false, 0).warps >= (segs < WIDE_LEAST_WARPS ? segs : (int)WIDE_LEAST_WARPS) ? 16 : 8;
 }
 template <class U, int N> void stream_launch(Queue &q, LinearArgs a, bool glu) {
-    StreamShape g = stream_shape<U, N>((size_t)q.shared_max, a.segs, glu);
+    StreamShape g = stream_shape<U, N>((size_t)q.shared_max, a.segs, glu, a.blocks * (glu ? 4 : 2) / q.sms);
     small_items(a, g, glu, q.sms);
     launch(q, k_linear_stream<U, N>, dim3((unsigned)q.sms), 32 * (g.warps + StreamSize<N>::REDUCERS), stream_shared<U, N>(g, a.segs), a, g);
 }

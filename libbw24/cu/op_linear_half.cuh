@@ -219,7 +219,8 @@ template <int N> struct HalfPlace {
         __syncwarp();
     }
     /* p of a unit; x: the segment as it came */
-    template <class Read> static __device__ __forceinline__ void fold(const uint8_t *w, const uint8_t *at, const PlainActs &x, int lane, uint32_t two, float4 *box, float (&p)[N][2][2], Read read) {
+    template <class Read>
+    static __device__ __forceinline__ void fold(const uint8_t *w, const uint8_t *at, const PlainActs &x, int lane, uint32_t two, float4 *box, float (&p)[N][2][2], Read read) {
         float back[N][2];
         bool plain = false;
 #pragma unroll

@@ -17,10 +17,12 @@ template <int N> struct StreamSize {
     enum { THREADS = BW_FEWER(384, 32 * (WARPS + REDUCERS)) };
 };
 
+/* Where activations are: all in shared memory (RESIDENT; in f16 where a unit has such products), or each warp's segment, as codes or in f16 */
+enum StreamPlace { STREAMED, RESIDENT, STREAMED_HALVES };
 /* A chunk is as many segments as are handed over together: all of a tile, or one of each warp (segment w of each chunk, the last one may be smaller). */
 struct StreamShape {
     int warps, depth;  /* warps that fold; units of a warp's ring, STREAM_DEPTH */
-    int resident;      /* all activations in shared memory */
+    int place;         /* StreamPlace */
     int slots, chunks; /* segments of a chunk; chunks of a tile */
     int bufs;          /* chunks in shared memory */
     int glu;           /* a tile block is 32 outputs of gate and of up */
@@ -32,11 +34,11 @@ struct StreamShape {
 template <Form F> __host__ __device__ constexpr int group_floats() { return F == FORM_S2M ? 3 : F == FORM_S1M ? 2 : 1; }
 
 /* which have products in f16 (op_linear_half.cuh) */
-template <class U, int N> __host__ __device__ constexpr bool stream_halves() { return std::is_same<U, U_NVFP4>::value; }
+template <class U, int N> __host__ __device__ constexpr bool stream_halves() { return std::is_same<U, U_NVFP4>::value && N > 1; }
 
 /* bytes of a warp's segment: codes, scales and sums of it and the next one, what is made of them */
-template <class U, int N> __host__ __device__ constexpr int stream_slot() {
-    return StreamSize<N>::CODES + 2 * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4 + (stream_halves<U, N>() ? (int)HalfPlace<N>::BYTES : 0);
+template <class U, int N> __host__ __device__ constexpr int stream_slot(bool halves) {
+    return StreamSize<N>::CODES + 2 * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4 + (halves ? (int)HalfPlace<N>::BYTES : 0);
 }
 /* Tiles whose sums a block keeps at a time. Where a tile has several chunks: so many that what a segment's activations cost is little beside its units */
 enum { STREAM_GROUP = 8 };
@@ -132,12 +134,12 @@ __device__ __forceinline__ void stream_fold(const uint8_t *w, const StreamActs<U
 
 /* bytes of the block's activations; of a warp's scales */
 template <class U, int N> __host__ __device__ inline int stream_acts(const StreamShape &g, int segs) {
-    if (g.resident && stream_halves<U, N>()) return segs * HalfPlace<N>::BYTES;
-    return g.resident ? StreamSize<N>::ROWS * (segs * 256 + 32) + segs * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4 : g.warps * stream_slot<U, N>();
+    if (g.place != RESIDENT) return g.warps * stream_slot<U, N>(g.place == STREAMED_HALVES);
+    if (stream_halves<U, N>()) return segs * HalfPlace<N>::BYTES;
+    return StreamSize<N>::ROWS * (segs * 256 + 32) + segs * group_floats<U::FORM>() * 8 * StreamSize<N>::ROWS * 4;
 }
-
-template <class U, int N> __host__ __device__ inline int stream_box() {
-    return !boxed<U, 8>() ? 0 : 16 * (stream_halves<U, N>() ? HALF_BOX : (int)BOX);
+template <class U, int N> __host__ __device__ inline int stream_box(const StreamShape &g) {
+    return !boxed<U, 8>() ? 0 : 16 * (stream_halves<U, N>() && g.place != STREAMED ? HALF_BOX : (int)BOX);
 }
 
 /* The units that a warp asks for, in the order in which it folds them: every `warps`th of (tile, segment), or of each group of tiles those of its segment in
@@ -150,7 +152,7 @@ template <class U> struct StreamQueue {
     __device__ __forceinline__ const uint8_t *source(int i) const {
         const int b = blockIdx.x, whole = g.each + (b < g.more), shift = g.glu ? 2 : 1;
         int tile, seg; /* tile of the block */
-        if (g.resident) {
+        if (g.place == RESIDENT) {
             tile = small_quotient(warp + i * g.warps, a.segs);
             seg = warp + i * g.warps - tile * a.segs;
         } else {
@@ -182,23 +184,24 @@ template <class U, int N> struct StreamWarp {
     uint8_t *ring;
     uint64_t *full, *handed, *freed;
     float4 *box;
-    uint8_t *codes;  /* resident: [rows][pitch] of the block, or places of HalfPlace; else the warp's [rows][288] */
+    uint8_t *codes;  /* resident: [rows][pitch] of the block, or places of HalfPlace; else the warp's [rows][288], and its HalfPlace behind scales */
     float *scales;   /* resident: [segment][VALUES]; else [2][VALUES] */
     float *parts;    /* [bufs][slots][PART] */
     int pitch, lane, warp, slot, ring_phase, buf, buf_phase;
     StreamActs<U::FORM, N> x;
-    static constexpr bool HALVES = stream_halves<U, N>();
+    static constexpr bool HALVES = stream_halves<U, N>(); /* what is resident is in f16 */
     typedef HalfPlace<N> Place;
     __device__ __forceinline__ void ask() { /* the input, and behind it the rest of the ring */
-        for (int seg = warp; seg < a.segs; seg += g.resident ? g.warps : a.segs) {
-            uint8_t *at = codes + (!g.resident ? 0 : HALVES ? seg * (int)Place::BYTES : seg * 256);
-            x.ask(a.x, seg, at, HALVES ? (int)Place::PITCH : pitch, HALVES ? (float *)(at + Place::SCALES) : scales + (g.resident ? seg * VALUES : 0), lane);
+        const bool all = g.place == RESIDENT;
+        for (int seg = warp; seg < a.segs; seg += all ? g.warps : a.segs) {
+            uint8_t *at = codes + (!all ? 0 : HALVES ? seg * (int)Place::BYTES : seg * 256);
+            x.ask(a.x, seg, at, HALVES ? (int)Place::PITCH : pitch, HALVES ? (float *)(at + Place::SCALES) : scales + (all ? seg * VALUES : 0), lane);
         }
 #pragma unroll 1
         for (int i = queue.k; i < g.depth; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();
-        if (HALVES && g.resident)
+        if (HALVES && all)
 #pragma unroll 1
             for (int seg = warp; seg < a.segs; seg += g.warps) {
                 uint8_t *at = codes + seg * Place::BYTES;
@@ -247,29 +250,29 @@ template <class U, int N> struct StreamWarp {
         }
     }
     /* the segment that has come is brought to where products take it; the next one is asked for */
-    __device__ __forceinline__ void take(int taken, int next) {
+    template <bool IN_HALVES> __device__ __forceinline__ void take(int taken, int next) {
         const float *from = scales + (taken & 1) * VALUES;
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();
-        if constexpr (HALVES) Place::make(codes + stream_slot<U, N>() - Place::BYTES, codes, from, a.rows, lane);
+        if constexpr (IN_HALVES) Place::make(codes + stream_slot<U, N>(false), codes, from, a.rows, lane);
         else x.take(codes, pitch, from, lane);
         __syncwarp(); /* the codes may be overwritten */
         if (queue.folds > 1) x.ask(a.x, next * g.warps + warp, codes, pitch, scales + (~taken & 1) * VALUES, lane);
     }
-    __device__ __forceinline__ void streamed(int tiles, uint32_t zero) {
+    template <bool IN_HALVES> __device__ __forceinline__ void streamed(int tiles, uint32_t zero) {
         const int size = stream_group(g);
         for (int first = 0, taken = 0; first < tiles; first += size) {
             const int n = min(size, tiles - first);
 #pragma unroll 1
             for (int chunk = 0; chunk < g.chunks; chunk++) {
                 const bool mine = chunk < queue.folds;
-                if (mine && (queue.folds > 1 || !taken)) take(taken++, chunk + 1 < queue.folds ? chunk + 1 : 0);
+                if (mine && (queue.folds > 1 || !taken)) take<IN_HALVES>(taken++, chunk + 1 < queue.folds ? chunk + 1 : 0);
 #pragma unroll 1
                 for (int t = 0; t < n; t++) {
                     if (!mine) {
                         bar_wait(freed + buf, buf_phase);
                         if (!lane) bar_arrive(handed + buf);
-                    } else if constexpr (HALVES) fold_halves(warp, chunk * g.warps + warp, codes + stream_slot<U, N>() - Place::BYTES, zero);
+                    } else if constexpr (IN_HALVES) fold_halves(warp, chunk * g.warps + warp, codes + stream_slot<U, N>(false), zero);
                     else fold_codes(warp, zero);
                     turn();
                 }
@@ -392,11 +395,11 @@ __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(con
     uint64_t *full = (uint64_t *)sm + warp * STREAM_DEPTH, *handed = (uint64_t *)sm + SMALL_WARPS * STREAM_DEPTH, *freed = handed + STREAM_BUFS;
     uint8_t *at = sm + (STREAM_BARS + 127) / 128 * 128, *ring = at + (size_t)warp * D * U::UNIT;
     at += (size_t)W * D * U::UNIT;
-    float4 *box = (float4 *)(at + warp * stream_box<U, N>());
-    at += W * stream_box<U, N>();
-    uint8_t *codes = at + (g.resident ? 0 : warp * stream_slot<U, N>());
+    float4 *box = (float4 *)(at + warp * stream_box<U, N>(g));
+    at += W * stream_box<U, N>(g);
+    uint8_t *codes = at + (g.place == RESIDENT ? 0 : warp * stream_slot<U, N>(g.place == STREAMED_HALVES));
     float *parts = (float *)(at + stream_acts<U, N>(g, S));
-    const int pitch = g.resident ? S * 256 + 32 : 288, folds = g.chunks - (warp + (g.chunks - 1) * g.slots >= S);
+    const int pitch = g.place == RESIDENT ? S * 256 + 32 : 288, folds = g.chunks - (warp + (g.chunks - 1) * g.slots >= S);
     StreamWarp<U, N> w = {a, g, {a, g, NULL, 0, warp, folds}, ring, full, handed, freed, box, codes, (float *)(codes + Z::ROWS * pitch), parts, pitch, lane, warp, 0, 0, 0, 1};
     small_arguments(a, warp);
     if (warp < W) {
@@ -415,40 +418,50 @@ __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(con
     __syncthreads(); /* the barriers are there */
     pdl_wait();
     if (warp < W) w.ask();
-    if (g.resident) __syncthreads(); /* else a warp reads what it brought */
+    if (g.place == RESIDENT) __syncthreads(); /* else a warp reads what it brought */
     if (warp >= W) return stream_reduce<N>(a, g, parts, handed, freed, warp - W, lane);
     const uint32_t zero = (uint32_t)lane * ((uint32_t)a.n_parts >> 8); /* the compiler does not know: what it is part of stays in a register of each lane */
     const int tiles = stream_tiles(a, g);
-    if (g.resident) w.resident(tiles, zero);
-    else w.streamed(tiles, zero);
+    if (g.place == RESIDENT) return w.resident(tiles, zero);
+    if constexpr (stream_halves<U, N>())
+        if (g.place == STREAMED_HALVES) return w.template streamed<true>(tiles, zero);
+    w.template streamed<false>(tiles, zero);
 }
 
 template <class U, int N> inline size_t stream_shared(const StreamShape &g, int segs) {
-    const size_t warp = g.depth * U::UNIT + stream_box<U, N>();
+    const size_t warp = g.depth * U::UNIT + stream_box<U, N>(g);
     return (STREAM_BARS + 127) / 128 * 128 + g.warps * warp + stream_acts<U, N>(g, segs) + (size_t)g.bufs * g.slots * StreamSize<N>::PART * 4 + stream_kept<N>(g);
 }
-/* Resident where all warps, in f16 10 of them, and two buffers fit, which N = 1 leaves to op_linear.cuh; else the widest block that fits. */
-enum { HALVES_LEAST = 10 };
-template <class U, int N> StreamShape stream_shape(size_t shared_max, int segs, bool glu) {
+/* the widest block that fits, each warp with a segment of its own */
+template <class U, int N> void stream_widest(StreamShape &g, size_t shared_max, int segs) {
+    for (g.warps = segs < StreamSize<N>::WARPS ? segs : (int)StreamSize<N>::WARPS;; g.warps--) {
+        g.slots = g.warps;
+        g.chunks = (segs + g.slots - 1) / g.slots;
+        if (g.warps == 1 || stream_shared<U, N>(g, segs) <= shared_max) return;
+    }
+}
+/* Resident where all warps, in f16 10 of them, and two buffers fit, which N = 1 leaves to op_linear.cuh. Else streamed, in f16 where a block has so many tiles
+ * that a segment's way to f16 (as long as a unit's products) is little, and 10 warps fit. tiles: of a block. Measured. */
+enum { HALVES_LEAST = 10, HALVES_TILES = 5 };
+template <class U, int N> StreamShape stream_shape(size_t shared_max, int segs, bool glu, int tiles) {
     constexpr int all = StreamSize<N>::WARPS, least = stream_halves<U, N>() ? (int)HALVES_LEAST : all;
-    const int most = segs < all ? segs : all;
     StreamShape g = {};
     auto fits = [&] { return stream_shared<U, N>(g, segs) <= shared_max; };
     g.glu = glu;
-    g.resident = N > 1;
-    g.warps = most;
+    g.place = N > 1 ? RESIDENT : STREAMED;
+    g.warps = segs < all ? segs : all;
     g.slots = segs;
     g.chunks = 1;
     g.bufs = g.depth = STREAM_DEPTH;
-    while (g.resident && !fits())
-        if (--g.warps < least) g.resident = 0;
-    if (!g.resident) {
-        g.bufs = stream_halves<U, N>() ? 2 : STREAM_BUFS;
-        for (g.warps = most;; g.warps--) {
-            g.slots = g.warps;
-            g.chunks = (segs + g.slots - 1) / g.slots;
-            if (g.warps == 1 || fits()) break;
-        }
+    while (g.place == RESIDENT && !fits())
+        if (--g.warps < least) g.place = stream_halves<U, N>() && tiles >= HALVES_TILES ? STREAMED_HALVES : STREAMED;
+    if (g.place == STREAMED_HALVES) {
+        stream_widest<U, N>(g, shared_max, segs);
+        if (g.warps < least || !fits()) g.place = STREAMED;
+    }
+    if (g.place == STREAMED) {
+        g.bufs = STREAM_BUFS;
+        stream_widest<U, N>(g, shared_max, segs);
     }
     while (g.bufs < STREAM_BUFS && ++g.bufs && !fits()) { g.bufs--; break; }
     g.early = g.warps;

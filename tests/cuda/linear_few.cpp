@@ -54,7 +54,7 @@ static std::vector<float> far_apart(size_t n, int spread) {
 /* R row slots of k_linear_small, or with N the groups of eight of k_linear_stream */
 template <class U, int R, int N, bool GLU> void launch_few(LinearArgs a, int blocks) {
     if constexpr (N) {
-        StreamShape g = stream_shape<U, N>(SHARED, a.segs, GLU);
+        StreamShape g = stream_shape<U, N>(SHARED, a.segs, GLU, a.blocks * (GLU ? 4 : 2) / blocks);
         small_items(a, g, GLU, blocks);
         if (stream_shared<U, N>(g, a.segs) > SHARED) emu::fail("a block does not fit");
         emu::launch([=] { k_linear_stream<U, N>(a, g); }, dim3(blocks), 32 * (g.warps + StreamSize<N>::REDUCERS));
