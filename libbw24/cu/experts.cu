@@ -219,8 +219,8 @@ void run_experts(Pass &p, const CuStep &c) {
         }
         down_products(p, c, x, order, pairs);
     }
-    launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, (const float *)NULL, 0, (const int *)NULL,
-           (const float *)p.s->moe.mem[MOE_D], route, buf_of(p, x.y), out, x.top);
+    const ExpertsSum sum = {NULL, 0, NULL, (const float *)p.s->moe.mem[MOE_D], route, buf_of(p, x.y), out, x.top};
+    launch(*p.q, k_experts_sum, dim3((unsigned)((out + SUM_COLS - 1) / SUM_COLS), (unsigned)n), 256, 0, sum);
 }
 
 } // namespace bw

@@ -74,6 +74,22 @@ __device__ __forceinline__ int sum_before(int v, int *sums) {
     return at - v;
 }
 
+/* f(pair, its expert) for each pair, the experts of eight on their way at once */
+template <class F> __device__ __forceinline__ void each_pair(const float *route, int pairs, int top, F f) {
+    enum { AT_ONCE = 8 };
+    for (int p0 = threadIdx.x; p0 < pairs; p0 += AT_ONCE * 1024) {
+        float id[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int p = min(p0 + i * 1024, pairs - 1);
+            id[i] = __ldcg(route + (size_t)(p / top) * 2 * top + top + p % top);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (p0 + i * 1024 < pairs) f(p0 + i * 1024, (int)id[i]);
+    }
+}
+
 /* The pairs, those of expert 0 first, and tiles over those of one expert, high ones first so that blocks which take them in turn have equal work: a pair's
  * result does not depend on its place. One block. */
 static __global__ void __launch_bounds__(1024) k_experts_order(const float *route, int pairs, int top, int *order, ExpertTile *tiles, int *n_tiles) {
@@ -83,7 +99,7 @@ static __global__ void __launch_bounds__(1024) k_experts_order(const float *rout
     next[t] = 0;
     pdl_wait();
     __syncthreads();
-    for (int p = t; p < pairs; p += 1024) atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1);
+    each_pair(route, pairs, top, [&](int, int expert) { atomicAdd(&next[expert], 1); });
     __syncthreads();
     const int count = next[t], whole = count / EXPERT_TILE, rest = count % EXPERT_TILE, height = tile_height(rest) / 32;
     const int large = (whole + (height == 4)) | (height == 1) << 16, small = (height == 3) | (height == 2) << 16; /* tiles of 128 and of 32 rows; of 96 and of 64 */
@@ -96,7 +112,7 @@ static __global__ void __launch_bounds__(1024) k_experts_order(const float *rout
     const int last = height == 4 ? (tile & 0xffff) + whole : height == 3 ? after4 + (less & 0xffff) : height == 2 ? after3 + (less >> 16) : after2 + (tile >> 16);
     if (rest) tiles[last] = {t, at + whole * EXPERT_TILE, rest, block + whole * 4};
     if (!t) *n_tiles = after2 + (all[0] >> 16);
-    for (int p = t; p < pairs; p += 1024) order[atomicAdd(&next[(int)__ldcg(route + (size_t)(p / top) * 2 * top + top + p % top)], 1)] = p;
+    each_pair(route, pairs, top, [&](int p, int expert) { order[atomicAdd(&next[expert], 1)] = p; });
 }
 
 } // namespace bw

@@ -7,22 +7,44 @@
 namespace bw {
 
 /* y[row] = sum over the slots, ascending, of w_s * d_s: of a pair whose place is below `own` from row `place` of host (the processor's memory, read over
- * the bus, each value once), else from row `pair` of d. place NULL: all from d. grid (n / 256, rows) */
-static __global__ void __launch_bounds__(256) k_experts_sum(const float *host, int own, const int *place, const float *d, const float *route, float *y, int n,
-                                                            int top) {
-    const int c = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+ * the bus, each value once), else from row `pair` of d. place NULL: all from d */
+struct ExpertsSum {
+    const float *host;
+    int own;
+    const int *place;
+    const float *d, *route;
+    float *y;
+    int n, top;
+};
+/* N columns from c on; eight slots' values are on their way at once */
+template <int N> __device__ __forceinline__ void experts_sum(const ExpertsSum &a, int row, int c) {
+    float v[N] = {};
+#pragma unroll 8
+    for (int s = 0; s < a.top; s++) {
+        const size_t pair = (size_t)row * a.top + s;
+        const int at = a.place ? __ldcg(a.place + pair) : a.own;
+        const float *x = (at < a.own ? a.host + (size_t)at * a.n : a.d + pair * a.n) + c;
+        const float w = __ldcg(a.route + (size_t)row * 2 * a.top + s);
+        float d[4];
+        if (N == 4) { const float4 f = __ldcg((const float4 *)x); d[0] = f.x; d[1] = f.y; d[2] = f.z; d[3] = f.w; }
+        else d[0] = __ldcg(x);
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = fmaf(w, d[i], v[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) a.y[(size_t)row * a.n + c + i] = v[i];
+}
+
+/* grid (n / SUM_COLS, rows); four columns a thread where rows begin on 16 bytes */
+enum { SUM_COLS = 1024 };
+static __global__ void __launch_bounds__(256) k_experts_sum(ExpertsSum a) {
+    const int c = (blockIdx.x * 256 + threadIdx.x) * 4;
     pdl_trigger();
     pdl_wait();
-    if (c >= n) return;
-    float v = 0.0f;
-#pragma unroll 4
-    for (int s = 0; s < top; s++) {
-        const size_t pair = (size_t)row * top + s;
-        const int at = place ? __ldcg(place + pair) : own;
-        const float *x = at < own ? host + (size_t)at * n : d + pair * n;
-        v = fmaf(__ldcg(route + (size_t)row * 2 * top + s), __ldcg(x + c), v);
-    }
-    y[(size_t)row * n + c] = v;
+    if (!((a.n & 3) | ((uint64_t)a.host & 15))) {
+        if (c < a.n) experts_sum<4>(a, blockIdx.y, c);
+    } else
+        for (int i = c; i < min(c + 4, a.n); i++) experts_sum<1>(a, blockIdx.y, i);
 }
 
 } // namespace bw

@@ -289,8 +289,8 @@ int split_finish(Pass &p) {
     if (!p.rc) p.rc = rc;
     cu_lift_time(p.m, s, joined);
     cu_bus_time(s, (double)s->layers[(size_t)x.layer].packed, s->begun);
-    launch(*p.q, k_experts_sum, dim3((unsigned)((out + 255) / 256), (unsigned)n), 256, 0, h.d, h.own, (const int *)s->dev_ints,
-           (const float *)p.s->moe.mem[MOE_D], (const float *)buf_of(p, x.route), buf_of(p, x.y), out, x.top);
+    const ExpertsSum sum = {h.d, h.own, s->dev_ints, (const float *)p.s->moe.mem[MOE_D], buf_of(p, x.route), buf_of(p, x.y), out, x.top};
+    launch(*p.q, k_experts_sum, dim3((unsigned)((out + SUM_COLS - 1) / SUM_COLS), (unsigned)n), 256, 0, sum);
     p.quantised[(size_t)x.y] = 0;
     return p.rc;
 }
