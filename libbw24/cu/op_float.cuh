@@ -69,7 +69,8 @@ struct FloatSegment {
             if (c0 + FLOAT_COLS < end) load(c0 + FLOAT_COLS);
 #pragma unroll
             for (int c = 0; c < FLOAT_COLS; c++) {
-                const float4 *x = (const float4 *)(sh.warp[warp].x[c] + ((lane >> 2) * 8 ^ (c >> 2) * 16)), *w = (const float4 *)(sh.warp[warp].w[c] + ((lane & 3) * 8 ^ (c >> 2) * 16));
+                const float4 *x = (const float4 *)(sh.warp[warp].x[c] + ((lane >> 2) * 8 ^ (c >> 2) * 16));
+                const float4 *w = (const float4 *)(sh.warp[warp].w[c] + ((lane & 3) * 8 ^ (c >> 2) * 16));
                 const float4 x0 = x[0], x1 = x[1], w0 = w[0], w1 = w[1];
                 const float xs[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w}, ws[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
 #pragma unroll
