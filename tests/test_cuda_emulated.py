@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CU = ROOT / "libbw24" / "cu"
-SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_few", "op_attend_team", "early", "heads",
+SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_many", "op_attend_few", "op_attend_team", "early", "heads",
            "op_heads", "op_attend_short", "op_attend_gated", "op_attend_any", "op_attend_merge", "op_attend_fast", "op_attend_shared")
 BARRIERS = """inline void bar_init(uint64_t *b, int n) { emu::bar_init(b, n); }
 inline void bar_arrive(uint64_t *b) { emu::bar_arrive(b); }
@@ -128,10 +128,25 @@ def test_keys_that_are_values_have_the_plain_kernels_bits(program):
     assert done.stdout.count("PASS") == 12
 
 
-def test_a_missing_barrier_is_seen(tmp_path):
-    """Without it a warp writes the next piece's scores over exponentials that another still reads, and V is loaded over."""
-    program = build(tmp_path, ("op_attend", "__syncthreads(); /* p and, where it was read as it is, V are free */"))
-    done = subprocess.run([str(program), "3"], capture_output=True, text=True)
+def test_many_rows_have_the_plain_kernels_bits(program):
+    """Tiles whose queries see different parts of a piece."""
+    done = subprocess.run([str(program), "8"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "barrier", "case"),
+    [
+        ("op_attend", "p and, where it was read as it is, V are free", 1),
+        ("op_attend_many", "weights and factors are there, K and queries are free", 3),
+        ("op_attend_many", "V is free, at last weights too", 3),
+    ],
+)
+def test_a_missing_barrier_is_seen(tmp_path, source, barrier, case):
+    """Without it a warp writes over weights that another still reads, or K or V is widened over what is still multiplied."""
+    program = build(tmp_path, (source, f"__syncthreads(); /* {barrier} */"))
+    done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL many rows" in done.stdout
 
 

@@ -5,6 +5,7 @@
 #include "launch.h"
 #include "op_attend.cuh"
 #include "op_attend_few.cuh"
+#include "op_attend_many.cuh"
 #include "op_attend_team.cuh"
 
 namespace bw {
@@ -21,6 +22,13 @@ template <class S> bool attend_launch(Queue &q, const AttendArgs &a, const StepR
         grid = dim3((unsigned)(x < most ? x : most), (unsigned)a.kv.heads, (unsigned)tiles);
     }
     launch(q, k_attend<S>, grid, S::THREADS, bytes, a, s, chunks, tiles);
+    return true;
+}
+
+template <class S> bool many_launch(Queue &q, const AttendArgs &a, const StepRows &s) {
+    static_assert(sizeof(S) <= SHARED_LEAST, "a block must fit the smallest card");
+    int share = a.heads / a.kv.heads, chunks = head_chunks(share, S::QUERIES), rows = S::QUERIES / (share / chunks), tiles = (a.rows + rows - 1) / rows * chunks;
+    launch(q, k_attend_many<S>, dim3((unsigned)a.kv.heads, (unsigned)tiles), S::THREADS, sizeof(S), a, s, chunks, tiles);
     return true;
 }
 
@@ -57,10 +65,13 @@ template <class S> bool team_launch(Queue &q, const AttendArgs &a, const StepRow
 
 /* f16 heads of 256 fill the shared memory of a small card with 16 queries; heads of 512 do not fit it */
 template <int K, int V, int D> bool attend_dim(Queue &q, const AttendArgs &a, const StepRows &s, bool split) {
+    constexpr bool floats = (K == KV_F16 || K == KV_E4M3) && K == V;
+    if constexpr (floats && D <= 256)
+        if (!split) return many_launch<ManyBlock<K, D>>(q, a, s);
     constexpr bool large = D > 256 || (D == 256 && (K == KV_F16 || V == KV_F16));
     constexpr int many = large ? 16 : 32, loop = large ? 16 : D == 256 ? 32 : 64, threads = large ? 128 : 256;
-    if (!split) return attend_launch<AttendBlock<K, block_v(V, D, loop), D, loop, threads, false>>(q, a, s);
-    constexpr bool floats = (K == KV_F16 || K == KV_E4M3) && K == V;
+    if constexpr (!floats || D > 256)
+        if (!split) return attend_launch<AttendBlock<K, block_v(V, D, loop), D, loop, threads, false>>(q, a, s);
     if constexpr (floats && D == 256) return few_launch<FewBlock<K, V, D>>(q, a, s);
     else {
         if constexpr (!floats && D > 64 && D <= 256) /* heads of 64: 4 to 8 rows took 8.1 to 8.8 us so, 6.1 to 6.4 in tiles of 8 queries */

@@ -1,7 +1,8 @@
 /* ATTEND (docs/numerics.md §6) for the formats and head sizes that models use. A block takes a piece (64 keys of one KV head, one contiguous
  * part of a page) for a tile of NQ queries that read that head, so that a page is read and decoded once for all of them.
  *   SPLIT: few rows. The pieces of a tile are shared out among blocks; (n, l, o) of each goes to memory, k_attend_merge folds them in order.
- *   else:  many rows. A block walks the pieces of its tile in order; the running O stays in registers, N and L in shared memory.
+ *   else:  many rows where op_attend_many.cuh does not take them (keys in q8_0, heads of 512). A block walks the pieces of its tile in order; the running
+ *          O stays in registers, N and L in shared memory.
  * Owns the mapping of work; refuses to know sequences beyond a row's page table. */
 #ifndef BW24_CU_OP_ATTEND_CUH
 #define BW24_CU_OP_ATTEND_CUH

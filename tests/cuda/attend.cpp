@@ -3,6 +3,7 @@
 #include "emulate.h"
 #include "op_attend.cuh"
 #include "op_attend_few.cuh"
+#include "op_attend_many.cuh"
 #include "op_attend_team.cuh"
 #include "op_attend_short.cuh"
 #include "op_attend_gated.cuh"
@@ -119,6 +120,16 @@ template <class S> void exact(Setup &t, const std::vector<float> &ref, const cha
     emu::launch([=] { k_attend<S>(a, s, chunks, tiles); }, grid, S::THREADS);
     if (S::SPLIT) emu::launch([=] { k_attend_merge<false>(a, s); }, dim3(a.heads * a.kv.dim / 32, a.rows), MERGE);
     judge(t, ref, what);
+}
+
+/* many rows over float keys */
+template <class S> void widened(Setup &t, const std::vector<float> &ref) {
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    int chunks;
+    const int tiles = tiles_of(a, S::QUERIES, &chunks);
+    emu::launch([=] { k_attend_many<S>(a, s, chunks, tiles); }, dim3(a.kv.heads, tiles), S::THREADS);
+    judge(t, ref, "many rows");
 }
 
 /* Pages whose last keys, those of the step's rows, are NaN or noise until all threads of the block stand at the dependency wait. */
@@ -301,7 +312,8 @@ template <int K, int V, int D> void run(const Case &c) {
     t.y.assign(t.y.size(), NAN);
     constexpr bool large = D == 256 && (K == KV_F16 || V == KV_F16); /* as attend_kernels.cuh */
     constexpr int loop = large ? 16 : D == 256 ? 32 : 64, many = large ? 16 : 32;
-    exact<AttendBlock<K, block_v(V, D, loop), D, loop, large ? 128 : 256, false>>(t, ref, "many rows");
+    if constexpr (K == V && K != KV_Q8_0) widened<ManyBlock<K, D>>(t, ref);
+    else exact<AttendBlock<K, block_v(V, D, loop), D, loop, large ? 128 : 256, false>>(t, ref, "many rows");
     exact<AttendBlock<K, block_v(V, D, 8), D, 8, 128, true>>(t, ref, "split, 8 queries");
     exact<AttendBlock<K, block_v(V, D, many), D, many, 128, true>>(t, ref, "split, many queries");
     if constexpr ((K == KV_F16 || K == KV_E4M3) && (V == KV_F16 || V == KV_E4M3)) few_ways<FewBlock<K, V, D>>(t, ref);
@@ -314,6 +326,17 @@ template <int K, int V, int D> void run(const Case &c) {
         emu::launch([=] { k_attend_fast<D>(a, s, chunks, tiles, staged); }, dim3(a.kv.heads, tiles), FastBlock<D>::THREADS);
         judge(t, ref, staged ? "class fast, staged" : "class fast", 0x1p-12);
     }
+}
+
+/* more rows than run() has time for */
+template <int F, int D> void run_widened(const Case &c) {
+    Setup t(c, F, F, D);
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    emu::launch([=] { k_attend_any(a, s); }, dim3(a.rows, a.heads), 128);
+    const std::vector<float> ref = t.y;
+    t.y.assign(t.y.size(), NAN);
+    widened<ManyBlock<F, D>>(t, ref);
 }
 
 /* keys that are values */
@@ -360,7 +383,14 @@ int main(int argc, char **argv) {
         run<KV_F16, KV_F16, 64>({3, 1, 0, {{1000, 1}}});
         run<KV_Q8_0, KV_Q8_0, 128>({8, 2, 0, {{900, 1}}});
         break;
-    default: fprintf(stderr, "usage: attend 0..7\n"); return 2;
+    case 8: /* windows that begin and end inside a piece, tiles of two sequences, tiles that are not full */
+        run_widened<KV_F16, 128>({4, 1, 90, {{100, 37}}});
+        run_widened<KV_F16, 128>({2, 2, 50, {{10, 70}}});
+        run_widened<KV_F16, 256>({2, 1, 0, {{100, 30}, {5, 8}}});
+        run_widened<KV_E4M3, 64>({5, 1, 0, {{0, 20}}});
+        run_widened<KV_E4M3, 256>({3, 1, 70, {{60, 9}}});
+        break;
+    default: fprintf(stderr, "usage: attend 0..8\n"); return 2;
     }
     return failures != 0;
 }
