@@ -29,7 +29,7 @@ template <int K, int V, int D, int NQ, int T, bool SPLIT_> struct alignas(16) At
     static constexpr int WQ = NQ > 8 ? NQ / 8 : CH < 128 ? 2 : 1, WC = WARPS / WQ, QT = NQ / WQ, CT = CH / (32 * WC);
     static constexpr int KB = K == KV_F16 ? 2 * D : D, K_PITCH = INT_K ? D + 32 : KB + 16; /* no bank conflicts */
     static constexpr int SG = NQ / WARPS < 4 ? NQ / WARPS : 4;                            /* queries that a warp's softmax takes at a time */
-    static constexpr int BLOCKS = SPLIT ? (NQ == 8 ? 4 : 3) : SMALL_CARD ? 1 : 2;         /* an SM, as far as registers go */
+    static constexpr int BLOCKS = SPLIT && NQ == 8 ? 4 : SMALL_CARD ? 1 : SPLIT ? 3 : 2;  /* an SM, as far as registers go */
     uint8_t k[PIECE * K_PITCH];
     uint8_t kd[INT_K ? PIECE * D / 16 : 16];
     float wide[DECODED_V ? PIECE : 1][CH];

@@ -21,6 +21,7 @@ static __global__ void __launch_bounds__(128) k_head_rows(HeadRows a) {
     const float *x = a.x + (size_t)pair * a.stride + a.from;
     pdl_trigger();
     pdl_wait();
+#pragma unroll 1 /* unrolled, the values around the call of a division spill on sm_120a */
     for (int g = threadIdx.x >> 5; g * 32 < a.cols; g += 4) {
         const int c = g * 32 + lane;
         float v = c < a.cols ? __ldcg(x + c) : 0.0f;
