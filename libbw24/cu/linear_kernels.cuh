@@ -124,7 +124,7 @@ template <class U, int KERNELS> void linear_small(Queue &q, const LinearArgs &a,
 template <class U> bool group_shape(const Queue &q) { return q.warp_groups && by_groups<U>; }
 template <class U> size_t gemm_bytes(const Queue &q) {
     if (group_shape<U>(q)) return sizeof(GroupShared<U>);
-    return gemm_stages(q.shared_max) == 3 ? sizeof(GemmShared<U, 3>) : sizeof(GemmShared<U, 2>);
+    return gemm_stages(q.shared_max) == 3 ? sizeof(GemmBlock<U, 3>) : sizeof(GemmBlock<U, 2>);
 }
 template <class U> bool gemm_fits(const Queue &q) { return gemm_bytes<U>(q) <= (size_t)q.shared_max; }
 template <class U> void linear_gemm(Queue &q, const LinearArgs &a, uint8_t *acts) {

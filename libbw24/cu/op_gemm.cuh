@@ -123,23 +123,31 @@ template <bool FOUR> struct RowFloats {
     __device__ __forceinline__ float2 at(int n) const { return FOUR && n & 1 ? make_float2(v.z, v.w) : make_float2(v.x, v.y); }
 };
 
+/* v as something new, so that a loop over a pack's groups does not make all their codes ahead, for which there are no registers */
+template <class Pack> __device__ __forceinline__ void hide(Pack &v) {
+#pragma unroll
+    for (int i = 0; i < (int)sizeof v / 4; i++) asm volatile("" : "+r"(((uint32_t *)&v)[i]));
+}
+
 /* the products of stage k; PAIRS: rows lie as GemmLoad puts them; FIRST: p begins here, from +0 */
 template <class U, bool PAIRS, bool FIRST, class Sh> __device__ __forceinline__ void gemm_stage(const Sh &sh, int k, int slot, float (&p)[2][Sh::COLUMNS][4]) {
     constexpr Form F = U::FORM;
     constexpr bool FOUR = PAIRS && !Sh::LOWS; /* else registers run out */
+    constexpr bool TIGHT = Sh::STAGES == 2 && Sh::COLUMNS == 8; /* of registers; two scales a group: packs of four groups are read twice, two groups at a time */
+    constexpr int STEP = TIGHT && F == FORM_S2 ? 2 : U::GP;
     constexpr int UNROLL = Sh::STAGES == 3 || U::GP < 4 || F == FORM_S1M ? U::GP : F == FORM_S1 && !U::APART ? 2 : 1; /* cards of two stages spill the more, the more is unrolled */
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = warp & 3, wn = warp >> 2, gid = lane >> 2, tig = lane & 3;
     const uint8_t *bp = sh.b[slot] + (wn * (Sh::ROWS / 2) + gid) * GEMM_B_PITCH + tig * 8;
 #pragma unroll
-    for (int pk = 0; pk < U::PACKS; pk++) {
+    for (int g = 0; g < 4; g += STEP) {
         typename U::Pack w[2][2];
 #pragma unroll
         for (int m = 0; m < 2; m++)
 #pragma unroll
-            for (int r = 0; r < 2; r++) w[m][r] = U::template load_pack<true>(sh.a[slot] + (wm * 2 + m) * U::HALF, pk, r, lane);
+            for (int r = 0; r < 2; r++) w[m][r] = U::template load_pack<true>(sh.a[slot] + (wm * 2 + m) * U::HALF, g / U::GP, r, lane);
 #pragma unroll (F == FORM_S2M ? 1 : UNROLL)
-        for (int e = 0; e < U::GP; e++) {
-            const int c = pk * U::GP + e;
+        for (int e = 0; e < STEP; e++) {
+            const int c = g + e;
             uint32_t l[2][2], h[2][2];
             float2 s[2][2];
             RowFloats<FOUR> ss, ls;
@@ -147,7 +155,9 @@ template <class U, bool PAIRS, bool FIRST, class Sh> __device__ __forceinline__ 
             for (int m = 0; m < 2; m++)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    U::unpack(w[m][r], e, l[m][r], h[m][r]);
+                    typename U::Pack v = w[m][r];
+                    if (TIGHT && UNROLL == 1) hide(v);
+                    U::unpack(v, c % U::GP, l[m][r], h[m][r]);
                     s[m][r] = sh.scale[k & 1][c][(wm * 2 + m) * 16 + gid + 8 * r];
                 }
 #pragma unroll
@@ -221,11 +231,30 @@ constexpr int GEMM_STAGES = 2;
 constexpr int GEMM_STAGES = 3;
 #endif
 
+/* y of a thread, in 16 places of four. Where two scales a group leave no registers the last places stand in shared memory, of which cards of two stages have
+ * 10 KB more than Q6_K's rings take; a segment's end alone touches them. */
+template <class U, int STAGES> struct GemmBlock : GemmShared<U, STAGES> {
+    static constexpr int OUTSIDE = STAGES == 3 ? 0 : U::FORM == FORM_S2 ? 2 : 0, HELD = 16 - OUTSIDE;
+    float4 y[OUTSIDE ? OUTSIDE : 1][OUTSIDE ? 256 : 1];
+    /* (held, outside) += p */
+    __device__ __forceinline__ void take(float (&held)[HELD][4], const float (&p)[2][8][4]) {
+#pragma unroll
+        for (int i = 0; i < 4 * HELD; i++) (&held[0][0])[i] = (&held[0][0])[i] + (&p[0][0][0])[i];
+#pragma unroll
+        for (int i = 0; i < OUTSIDE; i++) {
+            const float (&v)[4] = p[1][8 - OUTSIDE + i];
+            float4 &to = y[i][threadIdx.x], old = to;
+            to = make_float4(old.x + v[0], old.y + v[1], old.z + v[2], old.w + v[3]);
+        }
+    }
+};
+
 /* x: blocks of 128 rows, y: tiles of 128 outputs; 256 threads */
 template <class U> __device__ __forceinline__ void gemm_block(const LinearArgs &a) {
     constexpr int STAGES = GEMM_STAGES;
+    typedef GemmBlock<U, STAGES> Block;
     extern __shared__ __align__(16) uint8_t raw[];
-    GemmShared<U, STAGES> &sh = *(GemmShared<U, STAGES> *)raw;
+    Block &sh = *(Block *)raw;
     int tile_y = blockIdx.y, k_part = 0;
     while (k_part + 1 < a.n_parts && tile_y >= (a.part[k_part].n + 127) / 128) tile_y -= (a.part[k_part++].n + 127) / 128;
     const LinearPart &part = a.part[k_part];
@@ -233,9 +262,11 @@ template <class U> __device__ __forceinline__ void gemm_block(const LinearArgs &
     const int stages = 2 * a.segs;
     pdl_trigger();
     pdl_wait();
-    float p[2][8][4], y[2][8][4];
+    float p[2][8][4], held[Block::HELD][4];
 #pragma unroll
-    for (int i = 0; i < 64; i++) (&y[0][0][0])[i] = 0.0f;
+    for (int i = 0; i < 4 * Block::HELD; i++) (&held[0][0])[i] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Block::OUTSIDE; i++) sh.y[i][threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     ld.scales(0, threadIdx.x);
 #pragma unroll
     for (int k = 0; k < STAGES - 1; k++) ld.stage(k, k);
@@ -256,8 +287,7 @@ template <class U> __device__ __forceinline__ void gemm_block(const LinearArgs &
         for (int k = 0; k < stages; k += 2) {
             step(k, std::true_type());
             step(k + 1, std::false_type());
-#pragma unroll
-            for (int i = 0; i < 64; i++) (&y[0][0][0])[i] = (&y[0][0][0])[i] + (&p[0][0][0])[i];
+            sh.take(held, p);
         }
     else {
 #pragma unroll
@@ -265,13 +295,18 @@ template <class U> __device__ __forceinline__ void gemm_block(const LinearArgs &
         for (int k = 0; k < stages; k++) {
             step(k, std::false_type());
             if (k & 1) {
+                sh.take(held, p);
 #pragma unroll
-                for (int i = 0; i < 64; i++) { (&y[0][0][0])[i] = (&y[0][0][0])[i] + (&p[0][0][0])[i]; (&p[0][0][0])[i] = 0.0f; }
+                for (int i = 0; i < 64; i++) (&p[0][0][0])[i] = 0.0f;
             }
         }
     }
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int out = tile_y * 128 + (warp & 3) * 32 + (lane >> 2), row = blockIdx.x * 128 + (warp >> 2) * 64 + 4 * (lane & 3);
+    float y[2][8][4];
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        *(float4 *)y[i >> 3][i & 7] = i < Block::HELD ? *(float4 *)held[i < Block::HELD ? i : 0] : sh.y[i < Block::HELD ? 0 : i - Block::HELD][threadIdx.x];
 #pragma unroll
     for (int m = 0; m < 2; m++) {
         if (part.res) gemm_store<true, true>(part, part.scale, a.rows, out + m * 16, row, y[m]);

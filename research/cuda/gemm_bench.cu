@@ -103,7 +103,7 @@ template <class U> static void shape(const char *name, int n, int cols, int rows
     k_acts<<<dim3((group_stages(cols) + 7) / 8, ld / 8), 256>>>(a.x, acts, fast, padded);
     const unsigned tall = (rows + 127) / 128, places = tall * ((n + 127) / 128), sms = 132;
     const Kind forms[] = {{"groups", k_group<U>, sizeof(GroupShared<U>), dim3(places < sms ? places : sms), GG_THREADS, acts},
-                          {"block", k_block<U>, sizeof(GemmShared<U, 3>), dim3(tall, (n + 127) / 128), 256, acts},
+                          {"block", k_block<U>, sizeof(GemmBlock<U, GEMM_STAGES>), dim3(tall, (n + 127) / 128), 256, acts},
                           {"fast", k_fast<U>, sizeof(WgShared<U>), dim3(tall, (n + 255) / 256), WG_THREADS, fast}};
     printf("%-7s %5d x %5d, %4d rows:", name, n, cols, rows);
     for (const Kind &f : forms) {
