@@ -145,7 +145,7 @@ template <class U, bool GLU> __device__ __forceinline__ void expert_slow(const E
 /* grid: at most a block a multiprocessor */
 template <class U, bool GLU> __device__ __forceinline__ void experts_groups(const ExpertGemmArgs &a) {
     const ExpertPlaces<U, GLU> places = {a, min(__ldcg(a.n_tiles), a.most)};
-    if (group_block<U>(places, a.top >> 31)) expert_slow<U, GLU>(places);
+    if (group_block<U>(places)) expert_slow<U, GLU>(places);
 }
 
 } // namespace bw

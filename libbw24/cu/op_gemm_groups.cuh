@@ -16,7 +16,9 @@ namespace bw {
 template <class U> constexpr bool by_groups = U::FORM != FORM_S2M;
 
 /* rows of a product; of 16 places of eight rows of y those in registers; measured */
-template <class U> struct GroupShape { static constexpr int N = U::FORM == FORM_S2 ? 32 : 64, HELD = U::FORM == FORM_S2 ? 12 : U::FORM == FORM_S1M ? 4 : 8; };
+template <class U> struct GroupShape {
+    static constexpr int N = U::FORM == FORM_S2 ? 32 : 64, HELD = U::FORM == FORM_S2 ? 12 : U::FORM == FORM_S1 ? 16 : U::GP == 4 ? 8 : 6;
+};
 
 constexpr int GG_ACT_SLOTS = 4, GG_HELPERS = 3; /* a segment of activations; warps that decode scales */
 template <class U> constexpr int GG_SLOTS = U::UNIT < 4400 ? 3 : 2; /* segments of weights */
@@ -234,6 +236,7 @@ template <class U, class P> struct GroupSums {
     typename P::Shared &sh;
     int warp, lane;
     uint32_t k, l; /* for GroupCodes */
+    uint64_t rows; /* the instruction's, of the first stage of activations */
     float zero;    /* 0 in a way that the compiler does not see */
     typename U::Pack pack[2];
     uint32_t w[2][2][4]; /* [odd groups][16 columns] */
@@ -263,10 +266,10 @@ template <class U, class P> struct GroupSums {
         uint32_t (&v)[2][4] = w[g & 1];
 #pragma unroll
         for (int i = 0; i < 8; i++) asm volatile("" : "+r"((&v[0][0])[i])); /* all are there before the first product */
-        const uint64_t rows = wg_rows(sh.b[slot], j * T * 1024 + (g & 1) * 64);
+        const uint64_t at = P::TILES ? wg_rows(sh.b[slot], j * T * 1024 + (g & 1) * 64) : wg_further(rows, slot * P::Shared::STAGE + j * T * 1024 + (g & 1) * 64);
         wg_fence();
-        wg_f16<true>(first_of<T>(to[0]), v[0], rows);
-        wg_f16<TWO>(first_of<T>(to[TWO]), v[1], wg_further(rows, 32));
+        wg_f16<true>(first_of<T>(to[0]), v[0], at);
+        wg_f16<TWO>(first_of<T>(to[TWO]), v[1], wg_further(at, 32));
         wg_commit();
     }
     /* Step j of a group into p, or as p's first. ptxas takes two first sums for one and the same where zero, scale and registers of products have the same
@@ -295,10 +298,11 @@ template <class U, class P> struct GroupSums {
     __device__ __forceinline__ float4 alpha_of(int slot, int k, int n, int height) const {
         return *(const float4 *)(sh.b[slot] + height * 128 + ((k & 1) * height + 8 * n + 4 * (lane & 3)) * 4);
     }
-    __device__ __forceinline__ float4 y(int n) const { return n < HELD ? *(const float4 *)held[n < HELD ? n : 0] : sh.y[n < HELD ? 0 : n - HELD][threadIdx.x]; }
+    __device__ __forceinline__ float4 &own_y(int n) const { return sh.y[n < HELD ? 0 : n - HELD][P::TILES ? threadIdx.x : warp * 32 + lane]; }
+    __device__ __forceinline__ float4 y(int n) const { return n < HELD ? *(const float4 *)held[n < HELD ? n : 0] : own_y(n); }
     __device__ __forceinline__ void put_y(int n, float4 v) {
         if (n < HELD) *(float4 *)held[n < HELD ? n : 0] = v;
-        else sh.y[n < HELD ? 0 : n - HELD][threadIdx.x] = v;
+        else own_y(n) = v;
     }
     /* a place's results leave at its end, while the next one's first products run */
     __device__ __forceinline__ void store(const P &places, int i) {
@@ -310,8 +314,8 @@ template <class U, class P> struct GroupSums {
         }
         places.store(sh, i, warp, lane, to);
     }
-    /* group k begins: the next one's weights are on their way to registers, from the next segment after the last group */
-    __device__ __forceinline__ void next_weights(int at, int k, int segs) {
+    /* group k begins: the next one's weights are on their way to registers, from the next segment after the last group. there: its barrier was asked before */
+    __device__ __forceinline__ void next_weights(int at, int k, int segs, bool there) {
         if ((k & 3) == 3) {
             __syncwarp();
             if (!lane) bar_arrive(&sh.free_s[k >> 2]);
@@ -320,15 +324,21 @@ template <class U, class P> struct GroupSums {
         if (k == 7) {
             if (at + 1 == segs) return;
             ring.next();
-            bar_wait(&sh.full_a[ring.slot], ring.turn);
+            if (!there) bar_wait(&sh.full_a[ring.slot], ring.turn);
         }
         load(k + 1 & 7);
     }
-    __device__ __forceinline__ void next_scales(int at, int k, int segs) {
+    __device__ __forceinline__ bool weights_there() const {
+        RingAt<GG_SLOTS<U>> next = ring;
+        next.next();
+        return bar_test(&sh.full_a[next.slot], next.turn);
+    }
+    __device__ __forceinline__ void next_scales(int at, int k, int segs, bool there) {
         if (k == 7 && at + 1 == segs) return;
-        if ((k & 3) == 3) bar_wait(&sh.full_s[~k >> 2 & 1], (k == 7 ? at + 1 : at) & 1);
+        if ((k & 3) == 3 && !there) bar_wait(&sh.full_s[~k >> 2 & 1], (k == 7 ? at + 1 : at) & 1);
         load_scales(k + 1 & 7);
     }
+    __device__ __forceinline__ bool scales_there(int at, int k) const { return bar_test(&sh.full_s[~k >> 2 & 1], (k == 7 ? at + 1 : at) & 1); }
     /* y takes in what a step of the last group ended */
     template <int T> __device__ __forceinline__ void take(int j, const float4 (&old)[T]) {
 #pragma unroll
@@ -339,18 +349,23 @@ template <class U, class P> struct GroupSums {
     }
     /* one whose place has STEPS products a group; the next one's first product may be of another place, whose rows are 8 N at least */
     template <int T, int STEPS> __device__ __forceinline__ void segment(int at, int segs) {
+        bool weights = false, scales = false, acts = false; /* barriers are asked a step ahead, as their answers take long; tiles lack registers for that */
         products<T>(0, 0, 1, t[1]);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             const int slot = k >> 1;
-            next_weights(at, k, segs);
+            next_weights(at, k, segs, weights);
 #pragma unroll
             for (int j = 0; j < STEPS; j++) {
                 const int q = k * STEPS + j, then = (q + 2) / STEPS, step = (q + 2) % STEPS, of = then < 8 ? at : at + 1;
                 float4 alpha[T / 2], old[T];
 #pragma unroll
                 for (int n = 0; n < T / 2; n++) alpha[n] = SUMS ? alpha_of(slot, k, j * T + 2 * n, STEPS * T * 8) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (j == STEPS - 1) next_scales(at, k, segs);
+                if (j == STEPS - 1) next_scales(at, k, segs, scales);
+                if (!P::TILES && j == STEPS - 2 && (k & 3) == 3) scales = scales_there(at, k);
+                if (!P::TILES && j == STEPS - 1 && k == 6) weights = weights_there();
+                const bool enters = !(then & 1) && !step && q < 8 * STEPS - 1; /* the first product of a stage follows */
+                if (!P::TILES && enters) acts = bar_test(&sh.full_b[then >> 1 & 3], of & 1);
                 if (q) wg_wait<1>();
                 if (k) fold<false, T>(j, s[k & 1], alpha, t[q & 1]);
                 else fold<true, T>(j, s[k & 1], alpha, t[q & 1]);
@@ -360,7 +375,7 @@ template <class U, class P> struct GroupSums {
                 }
                 if (q < 8 * STEPS - 1) {
                     if (!step) unpack(then & 7);
-                    if (!(then & 1) && !step && of < segs) bar_wait(&sh.full_b[then >> 1 & 3], of & 1);
+                    if (enters && of < segs && !acts) bar_wait(&sh.full_b[then >> 1 & 3], of & 1);
                     if (then < 8) products<T>(then >> 1, then, step, t[q & 1]);
                     else products<N>(0, 0, 0, t[q & 1]);
                 }
@@ -405,8 +420,8 @@ template <class U, class P> struct GroupSums {
     }
 };
 
-/* grid: at most a block a multiprocessor; zero: 0 in a way that the compiler does not see */
-template <class U, class P> __device__ __forceinline__ bool group_block(const P &places, int zero) {
+/* grid: at most a block a multiprocessor */
+template <class U, class P> __device__ __forceinline__ bool group_block(const P &places) {
     extern __shared__ __align__(1024) uint8_t rings[];
     typename P::Shared &sh = *(typename P::Shared *)rings;
     const int thread = threadIdx.x, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
@@ -431,13 +446,17 @@ template <class U, class P> __device__ __forceinline__ bool group_block(const P 
     if constexpr (P::TILES) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); /* the helpers of tiles need more */
     else asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     if (!segs) return false;
-    GroupSums<U, P> sums = {sh, warp, thread & 31, GroupCodes<U>::K + (uint32_t)zero, GroupCodes<U>::L + (uint32_t)zero, __int_as_float(zero)};
+    /* A lane's number from an instruction that is not run again where registers are few, and a zero that is not the whole warp's: constants of the warp
+     * would be moved to a register at each use. */
+    const int lane = P::TILES ? thread & 31 : __shfl_sync(~0u, thread & 31, thread & 31);
+    const uint32_t zero = P::TILES ? places.segs() >> 31 : lane >> 5;
+    GroupSums<U, P> sums = {sh, warp, lane, GroupCodes<U>::K + zero, GroupCodes<U>::L + zero, wg_rows(sh.b[0], 0), __uint_as_float(zero)};
     sums.run(places, segs);
     return sh.slow;
 }
 template <class U> __device__ __forceinline__ void group_gemm(const LinearArgs &a, const uint8_t *acts) {
     const LinearPlaces<U> places = {a, acts};
-    if (group_block<U>(places, a.rows >> 31)) group_slow<U>(places);
+    if (group_block<U>(places)) group_slow<U>(places);
 }
 
 /* the form that the card has */

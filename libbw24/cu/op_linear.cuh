@@ -78,6 +78,12 @@ __device__ __forceinline__ void bar_issued_by_warp(uint64_t *) {}
 __device__ __forceinline__ void bar_wait(uint64_t *b, int parity) {
     asm volatile("{.reg .pred p; L: mbarrier.try_wait.parity.shared.b64 p,[%0],%1; @p bra D; bra L; D: }" ::"r"(smem_at(b)), "r"(parity) : "memory");
 }
+/* whether bar_wait would go on; what does not use the answer may run before it is there */
+__device__ __forceinline__ bool bar_test(uint64_t *b, int parity) {
+    int done;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p,[%1],%2; selp.b32 %0,1,0,p;}" : "=r"(done) : "r"(smem_at(b)), "r"(parity) : "memory");
+    return done;
+}
 __device__ __forceinline__ void bulk_copy(void *dst, const void *src, int bytes, uint64_t *b) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(smem_at(dst)), "l"(src), "r"(bytes), "r"(smem_at(b)) : "memory");
 }

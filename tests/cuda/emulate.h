@@ -385,8 +385,9 @@ inline void bulk_copy(void *to, const void *from, long n, uint64_t *b) {
     bars[b].bytes -= n;
     bar_settle(bars[b]);
 }
+inline bool bar_test(uint64_t *b, int parity) { return bars[b].phase != parity; }
 inline void bar_wait(uint64_t *b, int parity) {
-    while (bars[b].phase == parity) yield();
+    while (!bar_test(b, parity)) yield();
 }
 
 } // namespace emu
