@@ -10,14 +10,14 @@ import pytest
 
 from test_cuda_emulated import between, compiled, emulated
 
-SOURCES = ("device", "early", "fold", "gdn", "op_delta", "op_fold", "op_gdn", "tf32", "op_delta_fast")
+SOURCES = ("device", "early", "fold", "gdn", "op_delta", "op_delta_rows", "op_fold", "op_gdn", "tf32", "op_delta_fast")
 TF32 = """inline float tf32(float v) { return emu::tf32(v); }
 inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) { emu::mma_tf32(c, a, b0, b1); }
 
 """
 
 
-BARRIER = "__syncthreads();\n            if (g + 2 < groups)"
+BARRIER = "__syncthreads();\n                if (r + WALK_GROUP > logged)"
 
 
 def build(folder: Path, fault: tuple[str, str, str] | None = None) -> Path:
@@ -54,5 +54,5 @@ def test_delta_of_the_fast_class_is_close(program):
 
 def test_a_missing_barrier_is_seen(tmp_path):
     """Without it a warp reads rows that the others have not brought yet."""
-    program = build(tmp_path, ("op_fold", BARRIER, BARRIER.replace("__syncthreads();", "")))
+    program = build(tmp_path, ("op_delta_rows", BARRIER, BARRIER.replace("__syncthreads();", "")))
     assert subprocess.run([str(program), "0"], capture_output=True).returncode == 1

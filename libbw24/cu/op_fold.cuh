@@ -3,7 +3,7 @@
 #ifndef BW24_CU_OP_FOLD_CUH
 #define BW24_CU_OP_FOLD_CUH
 
-#include "op_delta.cuh"
+#include "op_delta_rows.cuh"
 
 namespace bw {
 
@@ -78,135 +78,28 @@ __device__ __forceinline__ void conv_replay(const ConvArgs &a, const FoldSeq &s,
     }
 }
 
-/* what one block of DELTA shares: rows in groups of DELTA_GROUP, three groups at a time: one worked on, the next one there, one on its way */
-enum { DELTA_GROUP = 8, DELTA_RING = 3 };
-struct DeltaShared {
-    DeltaRow ring[DELTA_RING * DELTA_GROUP];
-    int row[4][DELTA_GROUP]; /* of the groups above and the one to be asked for next */
-};
-
-/* 32 columns of a head over a sequence's rows, 8 a warp. A thread brings one value of k and q; of a group of 32 threads each one of v, of the next two
- * the first decay and beta. */
-template <bool FULL> struct DeltaBlock {
-    const DeltaArgs &a;
-    const FoldSeq &s;
-    DeltaShared &sh;
-    const int *order;
-    int head, block, key, cols, col; /* cols: of this block; col: this lane's of them */
-    bool logs_k, writes;
-    const float *from[3]; /* this thread's value of k, q, v or decay or beta in row 0; NULL: none */
-    int ld, place;        /* of the third: its row length, its place in DeltaRow as floats after v */
-    float *y;
-    DeltaColumn<FULL> c;
-
-    __device__ __forceinline__ DeltaBlock(const DeltaArgs &a, const FoldSeq &s, DeltaShared &sh, int item, const int *order) : a(a), s(s), sh(sh), order(order) {
-        const int blocks = (a.dv + 31) / 32, group = a.heads / a.kheads, i = threadIdx.x;
-        head = item / blocks; block = item % blocks;
-        key = a.grouped ? head / group : head % a.kheads;
-        logs_k = !block && (a.grouped ? head % group == 0 : head < a.kheads);
-        cols = min(32, a.dv - block * 32);
-        c.place(i & 31, a.dk);
-        col = (i >> 5) * 8 + (i & 7);
-        writes = !c.strand && col < cols;
-        const int vcol = head * a.dv + block * 32;
-        y = a.y + vcol + col;
-        from[0] = FULL || i < a.dk ? a.k + key * a.dk + i : NULL;
-        from[1] = FULL || i < a.dk ? a.q + key * a.dk + i : NULL;
-        from[2] = i < cols ? a.v + vcol + i : i == 32 ? a.g + head : i == 64 ? a.b + head : NULL;
-        ld = i < 32 ? a.ldv : i == 32 ? a.ldg : a.ldb;
-        place = i < 32 ? i : i == 32 ? 32 : 33;
-    }
-    __device__ __forceinline__ size_t at() const {
-        return a.state + (size_t)head * a.dk * a.dv + (size_t)block * 32 * a.dk + (size_t)c.strand * cols + col;
-    }
-    __device__ __forceinline__ int index(int group) const {
-        const int r = group * DELTA_GROUP + threadIdx.x;
-        return threadIdx.x < DELTA_GROUP && r < s.n ? order[s.first + r] : 0;
-    }
-    __device__ __forceinline__ void fetch(int group) {
-        const int i = threadIdx.x, n = min((int)DELTA_GROUP, s.n - group * DELTA_GROUP);
-        DeltaRow *to = sh.ring + group % DELTA_RING * DELTA_GROUP;
-#pragma unroll
-        for (int e = 0; e < DELTA_GROUP; e++) {
-            if (e >= n) break;
-            const int row = sh.row[group & 3][e];
-            if (from[0]) cp4(&to[e].k[i & 3][i >> 2], from[0] + (ptrdiff_t)row * a.ldk);
-            if (from[1]) cp4(&to[e].q[i & 3][i >> 2], from[1] + (ptrdiff_t)row * a.ldq);
-            if (from[2]) cp4(to[e].v + place, from[2] + (ptrdiff_t)row * ld);
-            if (i == 96) to[e].row = row;
-        }
-        asm volatile("cp.async.commit_group;");
-    }
-    __device__ __forceinline__ void log(int group) const {
-        const int i = threadIdx.x, first = s.n - s.n_log;
-        for (int e = max(0, first - group * DELTA_GROUP), r = group * DELTA_GROUP + e; e < DELTA_GROUP && r < s.n; e++, r++) {
-            const DeltaRow &x = sh.ring[group % DELTA_RING * DELTA_GROUP + e];
-            float *to = s.log + a.log + (size_t)(r - first) * a.log_width;
-            if (logs_k && i < a.dk) to[key * a.dk + i] = x.k[i & 3][i >> 2];
-            to += a.kheads * a.dk;
-            if (i < cols) to[head * a.dv + block * 32 + i] = x.v[i];
-            to += a.heads * a.dv;
-            if (!block && !i) { to[head] = x.g; to[a.heads + head] = x.b; }
-        }
-    }
-    __device__ __forceinline__ void put(int row, float value) const {
-        if (!writes) return;
-        y[(ptrdiff_t)row * (a.heads * a.dv)] = value;
-        if (not_finite(value)) report_fault(a.fault, a.op);
-    }
-    __device__ __forceinline__ void run() {
-        const int groups = (s.n + DELTA_GROUP - 1) / DELTA_GROUP, stop = s.mid ? s.n - s.n_log : -1;
-        c.load(s.live + at(), 4 * cols, col < cols);
-        for (int g = 0; g < 3; g++)
-            if (threadIdx.x < DELTA_GROUP) sh.row[g][threadIdx.x] = index(g);
-        __syncthreads();
-        fetch(0);
-        if (groups > 1) fetch(1);
-        float2 x = make_float2(0.0f, 0.0f);
-        float before = 0.0f;
-        int row = -1;
-        for (int g = 0; g < groups; g++) {
-            const int ahead = index(g + 3);
-            asm volatile("cp.async.wait_group 0;" ::: "memory");
-            __syncthreads();
-            if (g + 2 < groups) fetch(g + 2);
-            if (s.log && (g + 1) * DELTA_GROUP > s.n - s.n_log) log(g);
-            const DeltaRow *now = sh.ring + g % DELTA_RING * DELTA_GROUP;
-            if (!g) x = c.begin(*now);
-#pragma unroll 1
-            for (int r = g * DELTA_GROUP + 1, end = min(s.n, r + DELTA_GROUP - 1); r <= end; r++) {
-                const DeltaRow *next = r == s.n ? now : now + 1 == sh.ring + DELTA_RING * DELTA_GROUP ? sh.ring : now + 1;
-                x = c.row(*now, now->v + col, *next, x, r == s.n, r == stop, &before, [&]() { if (col < cols) c.keep(s.mid + at(), 4 * cols); });
-                if (row >= 0) put(row, before);
-                row = now->row;
-                now = next;
-            }
-            if (threadIdx.x < DELTA_GROUP) sh.row[(g + 3) & 3][threadIdx.x] = ahead;
-        }
-        before = c.joined(x).y;
-        if (row >= 0) put(row, before);
-        if (col < cols) c.keep(s.out + at(), 4 * cols);
-    }
-};
-__device__ __forceinline__ void delta_block(const DeltaArgs &a, const FoldSeq &s, DeltaShared &sh, int item, const int *order) {
-    if (a.dk == DELTA_MAX_DK) DeltaBlock<true>(a, s, sh, item, order).run();
-    else DeltaBlock<false>(a, s, sh, item, order).run();
-}
-
 /* grid (heads * blocks of 32 columns, sequences or more); logged: only the rows of the log, from the version before them on */
 static __global__ void __launch_bounds__(FOLD_THREADS) k_delta(DeltaArgs a, FoldRows f, int logged) {
-    __shared__ DeltaShared sh;
+    __shared__ DeltaRow ring[WALK_RING];
+    __shared__ FoldSeq s; /* looked at seldom: no registers for it */
     pdl_trigger();
     pdl_wait();
     if (blockIdx.y >= *f.n_seqs) return;
-    FoldSeq s = f.seqs[blockIdx.y];
-    if (logged && s.mid) s = {s.mid, NULL, s.out, s.log, s.first + s.n - s.n_log, s.n_log, s.n_log};
-    delta_block(a, s, sh, blockIdx.x, f.order);
+    if (!threadIdx.x) {
+        const FoldSeq x = f.seqs[blockIdx.y];
+        s = x;
+        if (logged && x.mid) s = {x.mid, NULL, x.out, x.log, x.first + x.n - x.n_log, x.n_log, x.n_log};
+    }
+    __syncthreads();
+    if (a.dk == DELTA_MAX_DK) DeltaWalk<true, 1, FOLD_THREADS>(a, s, ring, blockIdx.x, f.order).run();
+    else DeltaWalk<false, 1, FOLD_THREADS>(a, s, ring, blockIdx.x, f.order).run();
 }
+
+enum { REPLAY_GROUP = 8 };
 
 /* DELTA's state alone over the rows of a log, 32 columns of a head: no outputs, so half the registers and three times the blocks of k_delta on a
  * multiprocessor, which hide the way of a state to memory and back */
-template <bool FULL> __device__ __forceinline__ void delta_replay(const DeltaArgs &a, const FoldSeq &s, DeltaRow (&rows)[DELTA_GROUP], int item) {
+template <bool FULL> __device__ __forceinline__ void delta_replay(const DeltaArgs &a, const FoldSeq &s, DeltaRow (&rows)[REPLAY_GROUP], int item) {
     const int blocks = (a.dv + 31) / 32, i = threadIdx.x, head = item / blocks, block = item % blocks, cols = min(32, a.dv - block * 32);
     const int col = (i >> 5) * 8 + (i & 7), strand = (i & 31) >> 3, count = (a.dk - strand + 3) / 4, key = a.grouped ? head / (a.heads / a.kheads) : head % a.kheads;
     const size_t at = a.state + (size_t)head * a.dk * a.dv + (size_t)block * 32 * a.dk + (size_t)strand * cols + col;
@@ -214,8 +107,8 @@ template <bool FULL> __device__ __forceinline__ void delta_replay(const DeltaArg
 #pragma unroll
     for (int t = 0; t < DELTA_STRAND; t++) S[t] = col < cols && (FULL || t < count) ? __ldcg(s.live + at + (size_t)t * 4 * cols) : 0.0f;
 #pragma unroll 1
-    for (int r0 = 0; r0 < s.n; r0 += DELTA_GROUP) {
-        const int m = min((int)DELTA_GROUP, s.n - r0);
+    for (int r0 = 0; r0 < s.n; r0 += REPLAY_GROUP) {
+        const int m = min((int)REPLAY_GROUP, s.n - r0);
         __syncthreads();
 #pragma unroll 1
         for (int e = 0; e < m; e++) {
@@ -250,7 +143,7 @@ template <bool FULL> __device__ __forceinline__ void delta_replay(const DeltaArg
 
 /* the state after the first s.n rows of a log: grid (items of the widest op, ops) */
 static __global__ void __launch_bounds__(FOLD_THREADS, 5) k_replay(const ReplayOp *ops, FoldSeq s) {
-    __shared__ DeltaRow rows[DELTA_GROUP];
+    __shared__ DeltaRow rows[REPLAY_GROUP];
     pdl_trigger();
     pdl_wait();
     const ReplayOp &o = ops[blockIdx.y];

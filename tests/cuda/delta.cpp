@@ -258,7 +258,7 @@ template <int COLS, bool FULL> static void few(const Net &n, const std::vector<i
 
 int main(int argc, char **argv) {
     const int which = argc > 1 ? atoi(argv[1]) : 0;
-    if (which == 0) many({4, 2, 128, 64, 1}, {41, 3});
+    if (which == 0) { many({4, 2, 128, 64, 1}, {41, 3}); many({2, 1, 128, 32, 0}, {75, 2}); }
     if (which == 1) many({4, 2, 30, 48, 0}, {1, 37, 8});
     if (which == 2) { few<128, true>({4, 2, 128, 128, 0, 4}, {1, 9, 5}); few<64, true>({4, 2, 128, 128, 0, 4}, {1, 9, 5}); few<32, true>({4, 2, 128, 128, 1, 4}, {1, 9}); }
     if (which == 3) few<32, false>({4, 4, 32, 32, 1}, {8, 17});
