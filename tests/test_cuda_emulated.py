@@ -23,6 +23,7 @@ inline void bar_expect(uint64_t *b, int n) { emu::bar_expect(b, n); }
 inline void bar_wait(uint64_t *b, int parity) { emu::bar_wait(b, parity); }
 inline bool bar_test(uint64_t *b, int parity) { return emu::bar_test(b, parity); }
 inline void bulk_copy(void *to, const void *from, int n, uint64_t *b) { emu::bulk_copy(to, from, n, b); }
+inline void bulk_copy_once(void *to, const void *from, int n, uint64_t *b) { emu::bulk_copy(to, from, n, b); }
 inline void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
     emu::mma_s8(c, a, b);

@@ -64,7 +64,7 @@ struct LinearArgs {
 /* ---- mbarriers and bulk copies ----
  * A thread says how many bytes will come (bar_expect), copies are issued, by it or others, and bar_issued closes the order. Before compute capability
  * 9.0 a bulk copy is as many asynchronous copies of 16 bytes, each counted by the barrier itself, and the arrival stands in bar_issued: after all of
- * them. */
+ * them. bulk_copy_once: of weights, which a step reads once: they leave the L2 before activations, keys, arguments and code do. */
 __device__ __forceinline__ uint32_t smem_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void bar_init(uint64_t *b, int count) { asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(smem_at(b)), "r"(count)); }
 __device__ __forceinline__ void bar_arrive(uint64_t *b) { asm volatile("{.reg .b64 t; mbarrier.arrive.shared.b64 t,[%0];}" ::"r"(smem_at(b)) : "memory"); }
@@ -87,6 +87,12 @@ __device__ __forceinline__ bool bar_test(uint64_t *b, int parity) {
 __device__ __forceinline__ void bulk_copy(void *dst, const void *src, int bytes, uint64_t *b) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(smem_at(dst)), "l"(src), "r"(bytes), "r"(smem_at(b)) : "memory");
 }
+__device__ __forceinline__ void bulk_copy_once(void *dst, const void *src, int bytes, uint64_t *b) {
+    uint64_t first;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;" ::"r"(smem_at(dst)), "l"(src), "r"(bytes),
+                 "r"(smem_at(b)), "l"(first) : "memory");
+}
 #else
 __device__ __forceinline__ void bar_fence() { __threadfence_block(); }
 __device__ __forceinline__ void bar_expect(uint64_t *, int) {}
@@ -102,6 +108,7 @@ __device__ __forceinline__ void bulk_copy(void *dst, const void *src, int bytes,
     for (int i = 0; i < bytes; i += 16) cp16((uint8_t *)dst + i, (const uint8_t *)src + i);
     asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(smem_at(b)) : "memory");
 }
+__device__ __forceinline__ void bulk_copy_once(void *dst, const void *src, int bytes, uint64_t *b) { bulk_copy(dst, src, bytes, b); }
 #endif
 
 template <bool UNSIGNED = false> __device__ __forceinline__ void mma32(int *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -400,7 +407,7 @@ template <class U, class Q> __device__ __forceinline__ void ask_next(Q &q, uint8
     if (!(q.k & 31) && q.k) q.src = q.source(q.k + lane);
     if (lane == (q.k & 31) && q.src) {
         bar_expect(bar, U::UNIT);
-        bulk_copy(slot, q.src, U::UNIT, bar);
+        bulk_copy_once(slot, q.src, U::UNIT, bar);
         bar_issued(bar);
     }
     q.k++;
@@ -514,9 +521,9 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
     if (warp < W) {
 #pragma unroll 1
         for (int seg = warp; seg < S; seg += W) stage_acts<R, U::FORM>(a, codes, delta, seg, lane);
-#pragma unroll 1
-        for (int i = queue.k; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane); /* behind the input */
         asm volatile("cp.async.wait_all;" ::: "memory");
+#pragma unroll 1
+        for (int i = queue.k; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane); /* the input is there: see k_linear_one */
         __syncwarp();
     }
     if (g.mixed) __syncthreads(); /* else a warp reads what it brought */

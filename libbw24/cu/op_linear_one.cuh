@@ -308,8 +308,8 @@ template <Form F> __device__ __forceinline__ void one_put(const LinearArgs &a, c
     *(float4 *)(a.norm.y + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-/* The NORM before the LINEAR (docs/numerics.md section 4) in three steps: weights asked for before the dependency wait, values after it, all under way before
- * one is used, then the rest. A warp has segments warp and warp + ONE_WARPS: at most 2 ONE_WARPS segments. part: a float of each. */
+/* The NORM before the LINEAR (docs/numerics.md section 4) in four steps: weights asked for before the dependency wait, values after it, all under way before
+ * one is used, the lanes' sums of squares, then the rest. A warp has segments warp and warp + ONE_WARPS: at most 2 ONE_WARPS segments. part: a float of each. */
 struct OneLoads { float w[2][8], v[2][8], t[2][8]; }; /* weights, values as 8 columns a lane, values as strands; of a row that is quantised: t[0] */
 __device__ __forceinline__ void one_weights(const LinearArgs &a, OneLoads &l) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -335,15 +335,15 @@ __device__ __forceinline__ void one_values(const LinearArgs &a, OneLoads &l) {
         if (s + lane * 8 < n) { load_early(x + lane * 8, l.v[i]); load_early(x + lane * 8 + 4, l.v[i] + 4); }
     }
 }
-template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part, OneLoads &l) {
+__device__ __forceinline__ void one_squares(const OneLoads &l, float (&p)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) p[i] = fmaf(l.t[i][j], l.t[i][j], p[i]);
+}
+template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part, OneLoads &l, float (&p)[2]) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = a.x.cols, S = a.segs;
-    float(&w)[2][8] = l.w, (&v)[2][8] = l.v, (&t)[2][8] = l.t, p[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        p[i] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) p[i] = fmaf(t[i][j], t[i][j], p[i]);
-    }
+    float(&w)[2][8] = l.w, (&v)[2][8] = l.v;
 #pragma unroll
     for (int m = 16; m; m >>= 1)
 #pragma unroll
@@ -496,7 +496,7 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
         if (lane != (k & 31) || !src) return;
         const int bytes = src & 1 ? U::UNIT : PAIR;
         bar_expect(full + slot, bytes);
-        bulk_copy(ring + slot * PAIR, (const void *)(src & ~(uintptr_t)1), bytes, full + slot);
+        bulk_copy_once(ring + slot * PAIR, (const void *)(src & ~(uintptr_t)1), bytes, full + slot);
         bar_issued(full + slot);
     };
     int asked = 0;
@@ -526,14 +526,18 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
     pdl_wait();
     if (a.norm.x) one_values(a, loads);
     else one_codes<F>(a, row, loads);
-    if (warp < W) { /* behind the loads of the input */
-        if (work.count + work.extra > g.tiles) src = work.source(lane);
+    if (warp < W && work.count + work.extra > g.tiles) src = work.source(lane);
+    const float res = one_res(work, outs);
+    float squares[2] = {0.0f, 0.0f};
+    if (a.norm.x) one_squares(loads, squares);
+    else one_stage<F>(a, row, loads);
+    /* When the input is there, not right behind its loads: what the first blocks ask for fills the queues of the L2 with reads of memory, behind which the
+     * input of the blocks that begin last would wait for microseconds. No sum of squares is below zero: it is looked at so that it is waited for. */
+    if (warp < W && !(squares[0] < 0.0f)) {
 #pragma unroll 1
         for (int k = asked; k < D; k++) ask(k, k);
     }
-    const float res = one_res(work, outs);
-    if (a.norm.x) one_norm<F>(a, row, parts, loads);
-    else one_stage<F>(a, row, loads);
+    if (a.norm.x) one_norm<F>(a, row, parts, loads, squares);
     __syncthreads();
     if (TWO) two_ready();
     OneActs<U> x;
