@@ -16,7 +16,7 @@ enum { WALK_GROUP = 8, WALK_RING = 3 * WALK_GROUP, WALK_AHEAD = 2 * WALK_GROUP }
  * the output is added while p is joined, its own joining is left to the next row. Inputs in registers are replaced right after their last use by those of
  * a row or two later. */
 template <bool FULL, int C> struct WalkColumns {
-    enum { HELD = 8, SOON = DELTA_STRAND - HELD };
+    enum { HELD = 16, SOON = DELTA_STRAND - HELD };
     float S[C][DELTA_STRAND], T[C][HELD], p[C], o[C]; /* T: the held values of the row before's state */
     float4 q[DELTA_STRAND / 4];
     int count;
