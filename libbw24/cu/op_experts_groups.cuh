@@ -11,10 +11,9 @@ namespace bw {
 /* units that this form serves: the generic ones share a kernel of the other */
 template <class U> constexpr bool expert_groups = !std::is_same<U, U_INT8>::value && !std::is_same<U, U_INT8H>::value;
 
-/* Products of 32 rows, so that a tile takes two, three or four, or two of 16. HELD: with more, or fewer, ptxas 13.0 lets no product be under way
- * (C7511). */
-template <class U> constexpr bool NIBBLE_CODES = std::is_same<U, U_Q4_0>::value || std::is_same<U, U_Q4_K>::value;
-template <class U> struct ExpertShape { static constexpr int N = 32, HELD = U::FORM == FORM_S2 || NIBBLE_CODES<U> ? 12 : 16; };
+/* Products of 32 rows, so that a tile takes two, three or four, or two of 16. HELD: with more, or fewer, ptxas 13.0 lets no product of IQ4_XS and Q4_0
+ * be under way (C7511) or spills (Q4_K). */
+template <class U> struct ExpertShape { static constexpr int N = 32, HELD = U::FORM == FORM_S2 || std::is_same<U, U_Q4_0>::value ? 12 : 16; };
 
 constexpr int EG_PITCH = 34; /* floats a row of 32 finished values: neither their way in nor out has bank conflicts */
 
