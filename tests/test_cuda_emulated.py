@@ -12,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CU = ROOT / "libbw24" / "cu"
-SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_many", "op_attend_few", "op_attend_team", "early", "heads",
-           "op_heads", "op_attend_short", "op_attend_gated", "op_attend_any", "op_attend_merge", "op_attend_fast", "op_attend_shared")
+SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_many", "op_attend_few", "op_attend_team",
+           "early", "heads", "op_heads", "op_attend_short", "op_attend_gated", "op_attend_any", "op_attend_merge", "op_attend_fast",
+           "op_attend_shared")
 BARRIERS = """inline void bar_init(uint64_t *b, int n) { emu::bar_init(b, n); }
 inline void bar_arrive(uint64_t *b) { emu::bar_arrive(b); }
 inline void bar_fence() {}
