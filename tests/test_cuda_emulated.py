@@ -138,21 +138,6 @@ def test_many_rows_have_the_plain_kernels_bits(program):
     assert done.stdout.count("PASS") == 5
 
 
-@pytest.mark.parametrize(
-    ("source", "barrier", "case"),
-    [
-        ("op_attend", "p and, where it was read as it is, V are free", 1),
-        ("op_attend_many", "weights and factors are there, K and queries are free", 3),
-        ("op_attend_many", "V is free, at last weights too", 3),
-    ],
-)
-def test_a_missing_barrier_is_seen(tmp_path, source, barrier, case):
-    """Without it a warp writes over weights that another still reads, or K or V is widened over what is still multiplied."""
-    program = build(tmp_path, (source, f"__syncthreads(); /* {barrier} */"))
-    done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
-    assert done.returncode == 1 and "FAIL many rows" in done.stdout
-
-
 @pytest.mark.parametrize("after", ["scores are there, K and what the piece before used are free", "weights are there"])
 def test_a_missing_barrier_of_a_team_is_seen(tmp_path, after):
     program = build(tmp_path, ("op_attend_team", f"team_sync(team, TEAM_WARPS); /* {after} */"))
