@@ -138,6 +138,13 @@ def test_many_rows_have_the_plain_kernels_bits(program):
     assert done.stdout.count("PASS") == 5
 
 
+def test_a_missing_barrier_is_seen(tmp_path):
+    """Without it a warp writes over weights that another still reads."""
+    program = build(tmp_path, ("op_attend_many", "__syncthreads(); /* weights and factors are there, K and queries are free */"))
+    done = subprocess.run([str(program), "3"], capture_output=True, text=True)
+    assert done.returncode == 1 and "FAIL many rows" in done.stdout
+
+
 @pytest.mark.parametrize("after", ["scores are there, K and what the piece before used are free", "weights are there"])
 def test_a_missing_barrier_of_a_team_is_seen(tmp_path, after):
     program = build(tmp_path, ("op_attend_team", f"team_sync(team, TEAM_WARPS); /* {after} */"))
