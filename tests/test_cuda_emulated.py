@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CU = ROOT / "libbw24" / "cu"
 SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_many", "op_attend_few", "op_attend_team",
-           "early", "heads", "op_heads", "op_attend_short", "op_attend_gated", "op_attend_any", "op_attend_merge", "op_attend_fast",
-           "op_attend_shared")
+           "early", "heads", "op_heads", "op_attend_short", "op_attend_heads", "op_attend_gated", "op_attend_any", "op_attend_merge",
+           "op_attend_fast", "op_attend_shared")
 BARRIERS = """inline void bar_init(uint64_t *b, int n) { emu::bar_init(b, n); }
 inline void bar_arrive(uint64_t *b) { emu::bar_arrive(b); }
 inline void bar_fence() {}
@@ -87,23 +87,34 @@ def compiler_words(folder: Path) -> list[str]:
     return [compiler, "-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-w", f"-I{include}", f"-I{folder}", f"-I{ROOT / 'tests' / 'cuda'}"]
 
 
-def compiled(folder: Path, program: str) -> Path:
-    """tests/cuda/PROGRAM.cpp over the sources in `folder`."""
-    out = folder / program
-    done = subprocess.run([*compiler_words(folder), str(ROOT / "tests" / "cuda" / f"{program}.cpp"), "-o", str(out)], capture_output=True, text=True)
+def with_case(text: str, case: int) -> str:
+    """A program's text with one case of its main: most of a compilation is the kernels of the others."""
+    parts = re.split(r"(?m)^(?=    (?:case \d+|default):)", text)
+    kept = [p for p in parts if not p.startswith("    case ") or p.startswith(f"    case {case}:")]
+    assert len(kept) < len(parts) and any(p.startswith("    case ") for p in kept)
+    return "".join(kept)
+
+
+def compiled(folder: Path, program: str, case: int | None = None) -> Path:
+    """tests/cuda/PROGRAM.cpp over the sources in `folder`; `case`: with this one alone."""
+    out, source = folder / program, ROOT / "tests" / "cuda" / f"{program}.cpp"
+    if case is not None:
+        text, source = with_case(source.read_text(encoding="utf-8"), case), folder / f"{program}.cpp"
+        source.write_text(text, encoding="utf-8")
+    done = subprocess.run([*compiler_words(folder), str(source), "-o", str(out)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return out
 
 
-def build(folder: Path, fault: tuple[str, str] | None = None) -> Path:
-    """The program; `fault`: a text of the sources that is left out, and its file."""
+def build(folder: Path, fault: tuple[str, str] | None = None, case: int | None = None) -> Path:
+    """The program; `fault`: a text of the sources that is left out, and its file; `case`: as compiled's."""
     for name in SOURCES:
         text = emulated(name)
         if fault and fault[0] == name:
             assert fault[1] in text
             text = text.replace(fault[1], "")
         (folder / f"{name}.cuh").write_text(text, encoding="utf-8")
-    return compiled(folder, "attend")
+    return compiled(folder, "attend", case)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +136,18 @@ def test_a_gated_layer_in_one_launch_has_the_plain_kernels_bits(program):
     assert done.stdout.count("PASS") == 16
 
 
+def test_heads_and_a_short_context_in_one_launch_have_the_plain_kernels_bits(program):
+    done = subprocess.run([str(program), "9"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") == 21
+
+
+def test_heads_that_others_read_too_early_are_seen(tmp_path):
+    program = build(tmp_path, ("op_attend_heads", "__syncthreads(); /* the query is there, and the step's keys and values */"), 9)
+    done = subprocess.run([str(program), "9"], capture_output=True, text=True)
+    assert done.returncode == 1 and "FAIL heads and ATTEND" in done.stdout
+
+
 def test_keys_that_are_values_have_the_plain_kernels_bits(program):
     done = subprocess.run([str(program), "5"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -140,21 +163,21 @@ def test_many_rows_have_the_plain_kernels_bits(program):
 
 def test_a_missing_barrier_is_seen(tmp_path):
     """Without it a warp writes over weights that another still reads."""
-    program = build(tmp_path, ("op_attend_many", "__syncthreads(); /* weights and factors are there, K and queries are free */"))
+    program = build(tmp_path, ("op_attend_many", "__syncthreads(); /* weights and factors are there, K and queries are free */"), 3)
     done = subprocess.run([str(program), "3"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL many rows" in done.stdout
 
 
 @pytest.mark.parametrize("after", ["scores are there, K and what the piece before used are free", "weights are there"])
 def test_a_missing_barrier_of_a_team_is_seen(tmp_path, after):
-    program = build(tmp_path, ("op_attend_team", f"team_sync(team, TEAM_WARPS); /* {after} */"))
+    program = build(tmp_path, ("op_attend_team", f"team_sync(team, TEAM_WARPS); /* {after} */"), 3)
     done = subprocess.run([str(program), "3"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL few rows" in done.stdout
 
 
 def test_keys_of_the_step_read_too_early_by_teams_are_seen(tmp_path):
     """They read pages before the dependency wait, but none that the step itself writes."""
-    program = build(tmp_path, ("op_attend_team", " && (b + 1) * PIECE <= t.fresh"))
+    program = build(tmp_path, ("op_attend_team", " && (b + 1) * PIECE <= t.fresh"), 3)
     done = subprocess.run([str(program), "3"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL few rows" in done.stdout
 
@@ -162,6 +185,6 @@ def test_keys_of_the_step_read_too_early_by_teams_are_seen(tmp_path):
 def test_keys_of_the_step_read_too_early_are_seen(tmp_path):
     """Pages are read before the dependency wait; what the step itself appends has to be read again after it."""
     again = "few_fresh(sh, i, t.pages[c] + t.head, from, min((int)PIECE, sh.hi[t.queries - 1] - c * PIECE), threadIdx.x, S::THREADS);"
-    program = build(tmp_path, ("op_attend_few", again))
+    program = build(tmp_path, ("op_attend_few", again), 3)
     done = subprocess.run([str(program), "3"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL few rows" in done.stdout

@@ -246,12 +246,23 @@ static void run_linears(Pass &p, const CuStep &c) {
 }
 
 /* ---- the other steps */
-static void run_embed(Pass &p, const CuStep &c) {
+static void run_embed(Pass &p, const CuStep &c, const RopeTables &tables) {
     const bw_op *op = &p.l->ops[c.first];
     const CuMatrix *x = matrix_of(op);
     EmbedArgs a = {x->w, buf_of(p, op->buf[0]), x->cols, x->segs, x->k ? x->minima : x->float_type, (float)op->f[0]};
-    embed_rows(*p.q, x->k, a, p.rows);
+    begin_rows(*p.q, x->k, a, tables, p.rows);
     p.quantised[(size_t)op->buf[0]] = 0;
+}
+
+/* the rotation tables, together with EMBED where the list begins with it. Returns the steps that are done */
+static size_t run_begin(Pass &p) {
+    const std::vector<CuRope> &r = p.s->ropes;
+    RopeTables t = {};
+    for (const CuRope &x : r) t.t[t.n++] = {x.inv, x.cs, x.scale, x.rot};
+    const bool embeds = !p.s->steps.empty() && p.s->steps[0].kind == CU_EMBED && rows_of(p, p.s->steps[0]);
+    if (embeds) run_embed(p, p.s->steps[0], t);
+    else if (t.n) begin_rows(*p.q, NULL, {}, t, p.rows);
+    return embeds;
 }
 
 void launch_chain(Pass &p, const CuStep &c, ChainArgs a) {
@@ -448,7 +459,7 @@ static int run_step(Pass &p, size_t i) {
     const CuStep &c = p.s->steps[i];
     if (!rows_of(p, c) || (!p.logits && c.kind != CU_LINEARS && c.out == p.l->logits)) return 0;
     switch (c.kind) {
-    case CU_EMBED: run_embed(p, c); break;
+    case CU_EMBED: run_embed(p, c, {}); break;
     case CU_ROWS: run_rows(p, c); break;
     case CU_HEADS: run_heads(p, c); break;
     case CU_LINEARS: run_linears(p, c); break;
@@ -464,17 +475,13 @@ static int run_step(Pass &p, size_t i) {
 
 /* all launches of a pass. Eager: looks at the cancel flag, at most 32 steps ahead of the device. */
 int run_steps(Pass &p, bool eager) {
-    CuRope *r = p.s->ropes.data();
-    RopeTables t = {};
-    t.n = (int)p.s->ropes.size();
-    for (int i = 0; i < t.n; i++) t.t[i] = {r[i].inv, r[i].cs, r[i].scale, r[i].rot};
-    if (t.n) launch(*p.q, k_rope_tables, dim3((unsigned)p.rows.n, (unsigned)t.n), 128, 0, t, p.rows);
     int done = 0;
-    for (size_t i = 0; i < p.s->steps.size();) {
+    for (size_t i = run_begin(p); i < p.s->steps.size();) {
         if (p.open && !split_open_over(p, p.s->steps[i]) && split_finish(p)) return p.rc;
         int n = run_gdn(p, i); /* several steps at once, where rows are few */
         if (!n) n = run_mixture(p, i);
         if (!n) n = run_gated(p, i);
+        if (!n) n = run_attend_heads(p, i);
         if (!n && p.s->steps[i].kind == CU_ROWS) n = run_joined(p, i);
         if (!n) n = run_step(p, i);
         i += n ? (size_t)n : 1;

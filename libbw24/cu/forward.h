@@ -71,6 +71,8 @@ void run_pick_but(Pass &p, const CuStep &c, int a, int b);
 bool gate_behind(const Pass &p, size_t i);
 void gate_args(Pass &p, const CuStep &gate, AttendArgs *a); /* for ATTEND with step `gate` in its launch */
 int run_gated(Pass &p, size_t i);
+/* attend_short.cu: the same of heads and ATTEND */
+int run_attend_heads(Pass &p, size_t i);
 /* gdn.cu: the steps that step i and its followers were run as, 0: not in this form */
 int run_gdn(Pass &p, size_t i);
 /* experts.cu. products: act(gate x) * up x of the pairs of `order` (NULL: all), then down of it, to MOE_D by pair */

@@ -69,7 +69,8 @@ struct LinearKernels {
     void (*small)(Queue &q, const LinearArgs &a, bool glu);
     void (*gemm)(Queue &q, const LinearArgs &a, uint8_t *acts); /* any rows, a.x padded to 128; acts: gemm_acts_bytes */
 };
-void embed_rows(Queue &q, const LinearKernels *k, const EmbedArgs &a, const StepRows &s); /* k NULL: a float matrix */
+/* rotation tables of the step's rows and EMBED; k NULL: a float matrix, a.y NULL: no EMBED, no tables: t.n 0 */
+void begin_rows(Queue &q, const LinearKernels *k, const EmbedArgs &a, const RopeTables &t, const StepRows &s);
 void pack_units(Queue &q, const LinearKernels *k, const PackArgs &a);
 void lift_units(Queue &q, const LinearKernels *k, const LiftArgs &a); /* from backend cpu's packed form */
 /* LINEAR or GLU of one row and small matrices, each with units of its own type; false: not this one (linear_tiny.cu) */

@@ -18,12 +18,13 @@ enum { ACT_WIDE_KB = 136, WIDE_KB = 222, WIDE_WARPS = 10 };
 template <class U, int R, bool GLU> void small_launch(Queue &q, LinearArgs a) {
     size_t bytes = 0;
     SmallShape g = small_shape<U, R, GLU>((size_t)q.shared_max, a.segs, &bytes);
+    if (a.rows == 2) g.early += g.early / 2; /* its input is half as long: 1 % of a step on the H200 */
     small_items(a, g, GLU, q.sms);
     launch(q, k_linear_small<U, R, GLU>, dim3((unsigned)q.sms), 32 * (g.warps + small_reducers<R>()), bytes, a, g);
 }
 
-/* One row, measured on the H200: warps that fold (more of them and deeper rings were slower), half of which ask before the dependency wait. Tiles of a
- * pass: all of a block's, or as many as fit. */
+/* One row, measured on the H200: warps that fold (more of them and deeper rings were slower); half of them ask before the dependency wait, all where the
+ * input is a quantised row, a quarter of the bytes that a NORM reads. Tiles of a pass: all of a block's, or as many as fit. */
 enum { ONE_NARROW = 12, ONE_WIDE = 8, ONE_WIDE_UNIT = 4096 };
 template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, size_t limit, int two) {
     const int step = g.glu ? 4 : 1, most = one_most(all, blocks, two) * step, least = most < 8 || two ? most : 8; /* of blocks in twos all in one pass */
@@ -32,7 +33,7 @@ template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, 
     return false;
 }
 /* false: nothing fits but one warp's pair and the fewest tiles, as one_fits says */
-template <class U> bool one_shape(OneShape &g, const Queue &q, int segs, int all, bool glu, int two) {
+template <class U> bool one_shape(OneShape &g, const Queue &q, int segs, int all, bool glu, int two, bool norm) {
     constexpr int most = U::UNIT < ONE_WIDE_UNIT ? ONE_NARROW : ONE_WIDE;
     g = {};
     g.glu = glu;
@@ -46,7 +47,7 @@ template <class U> bool one_shape(OneShape &g, const Queue &q, int segs, int all
             fits = one_fits_in<U>(g, segs, q.sms, all, (size_t)q.shared_max, two);
         }
     if (!fits) g.tiles = glu ? 4 : 1;
-    g.early = (g.warps + 1) / 2;
+    g.early = norm ? (g.warps + 1) / 2 : g.warps;
     one_divisors(g, two);
     return fits;
 }
@@ -64,7 +65,7 @@ template <class U> bool one_fits(const Queue &q, int segs) {
 }
 template <class U, int TWO> bool one_start(Queue &q, const LinearArgs &a, bool glu, int all) {
     OneShape g;
-    if (!one_shape<U>(g, q, a.segs, all, glu, TWO) && TWO) return false;
+    if (!one_shape<U>(g, q, a.segs, all, glu, TWO, a.norm.x != NULL) && TWO) return false;
     q.twos = TWO;
     launch(q, k_linear_one<U, TWO>, dim3((unsigned)q.sms), ONE_THREADS, one_shared<U>(g, a.segs, q.sms, all, TWO), a, g);
     return true;

@@ -5,23 +5,22 @@
 #ifndef BW24_CU_OP_ATTEND_GATED_CUH
 #define BW24_CU_OP_ATTEND_GATED_CUH
 
-#include "op_attend_short.cuh"
-#include "op_heads.cuh"
+#include "op_attend_heads.cuh"
 
 namespace bw {
 
 enum { GATED_SLOTS = 4, GATED_PIECES = 4, GATED_ROT = 64 }; /* most pieces in shared memory at a time; most of a query; columns of a head that turn */
 
-struct GatedArgs {
-    HeadChain c[3];       /* of queries, keys, values. A block makes its query, and the keys and values that the step adds up to its row */
+struct GatedArgs : BlockHeads {
     uint8_t *const *near; /* [classes][rows][GATED_PIECES] first pages of each row */
     const float *gate;    /* a part of each head, as HeadChain.x */
-    int gate_pitch, gate_from, slots;
+    int gate_pitch, gate_from;
 };
 
 /* Shared memory of a block: this, then the slots of the launch, then o of the pieces. VC: columns of V; a lane has CT of them. */
 template <int D, int VC> struct alignas(16) GatedBlock {
-    static constexpr int FK = KV_F16, FV = KV_F16, DIM = D, COLS = VC, PARTS = D / VC, KB = 2 * D, VB = 2 * VC, FOUR = 4 * KB + 16, CT = VC / 64;
+    static constexpr bool NORM = true, PAIRS = false;
+    static constexpr int FK = KV_F16, FV = KV_F16, DIM = D, COLS = VC, PARTS = D / VC, ROT = GATED_ROT, KB = 2 * D, VB = 2 * VC, FOUR = 4 * KB + 16, CT = VC / 64;
     struct alignas(16) Slot { uint8_t k[PIECE / 4 * FOUR], v[PIECE * VB]; };
     float q[D], gate[VC];
     float u[GATED_SLOTS][PIECE], p[2 * GATED_SLOTS][PIECE];
@@ -55,60 +54,6 @@ template <class S> __device__ __forceinline__ void gated_keys(typename S::Slot &
 }
 template <class S> __device__ __forceinline__ void gated_values(typename S::Slot &sl, const uint8_t *page, int part, int have, int lane) {
     gated_load<S::VB, 2 * S::DIM, 4 * S::VB>(sl.v, page + kv_bytes(S::FK, S::DIM) + part * S::VB, have, lane);
-}
-
-/* The heads of a block, a warp each: its query, then key and value of each row of its sequence that the step has up to its own. mask: these rows; end: keys that the
- * block's row sees; page: the one of the last of them. The first block of those that share a KV head writes the row's own into the page. then: what each warp
- * asks for behind the first head's values */
-template <class S, class Then>
-__device__ __forceinline__ void gated_heads(const StepRows &s, const GatedArgs &g, S &sh, uint8_t *page, int row, int head, int part, uint32_t mask, int end,
-                                            int warp, const Then &then) {
-    constexpr int G = S::DIM / 32;
-    const int lane = threadIdx.x & 31, fresh = __popc(mask), last = (end - 1) / PIECE, warps = 2 * g.slots;
-#pragma unroll 1
-    for (int t = warp;; t += warps) {
-        const int what = t ? 2 - (t & 1) : 0, k = max(0, (t - 1) >> 1), pos = end - fresh + k;
-        const HeadChain &c = g.c[what];
-        const int rank = __popc(mask & ((1u << lane) - 1)), of = t ? __ffs(__ballot_sync(~0u, (mask >> lane & 1) && rank == k)) - 1 : row;
-        const bool mine = t <= 2 * fresh;
-        const float *x = held(c.x + (max(of, 0) * c.heads + (what ? (int)blockIdx.y : head)) * c.pitch + c.from + lane), *cs = held(c.cs + max(of, 0) * GATED_ROT + lane);
-        HeadRegs<G> v;
-        float w[G] = {};
-        if (what < 2)
-#pragma unroll
-            for (int i = 0; i < G; i++) w[i] = load_now(c.w + i * 32 + lane);
-        pdl_wait();
-        if (mine) {
-#pragma unroll
-            for (int i = 0; i < G; i++) v.v[i] = __ldcg(x + i * 32);
-            if (what < 2) { v.co[0] = __ldcg(cs); v.si[0] = __ldcg(cs + GATED_ROT / 2); }
-        }
-        if (t == warp) then();
-        if (!mine) return;
-        if (what < 2) {
-            head_norm<G>(v, w, false, c.eps, S::DIM);
-            head_pairs<G, GATED_ROT / 64>(v);
-        }
-        if (!what) {
-#pragma unroll
-            for (int i = 0; i < G; i++) sh.q[i * 32 + lane] = v.v[i];
-            continue;
-        }
-        const int j = pos % PIECE;
-        typename S::Slot &sl = sh.slot(last - pos / PIECE);
-        if (what == 1) {
-            __half *at = (__half *)(sl.k + S::key_at(j)) + lane;
-#pragma unroll
-            for (int i = 0; i < G; i++) at[i * 32] = __float2half_rn(v.v[i]);
-        } else {
-            __half *at = (__half *)(sl.v + j * S::VB) + lane;
-#pragma unroll
-            for (int i = 0; i < G; i++)
-                if (S::PARTS == 1 || i / (S::COLS / 32) == part) at[i % (S::COLS / 32) * 32] = __float2half_rn(v.v[i]);
-        }
-        if (of != row || blockIdx.x) continue;
-        if (!head_append<G>(v, KV_F16, page + (what == 2 ? kv_bytes(S::FK, S::DIM) : 0), S::DIM, j, lane)) report_fault(s.fault, c.op);
-    }
 }
 
 /* the pieces of the query, folded in order, and their GATE: groups of 32 columns, a warp each */
@@ -145,7 +90,7 @@ k_attend_gated(const __grid_constant__ AttendArgs a, const __grid_constant__ Ste
     const int end = s.pos[row] + 1; /* keys that the row sees; none of this comes from an earlier kernel */
     const uint64_t near = (uint64_t)g.near[(a.kv.klass * s.n + row) * GATED_PIECES + (lane & (GATED_PIECES - 1))];
     const int *table = s.table + a.kv.klass * s.n;
-    const uint32_t mask = __ballot_sync(~0u, lane <= row && table[min(lane, row)] == table[row]); /* rows of its sequence up to this one */
+    const uint32_t mask = rows_before(table, row, lane);
     const int fresh = end - __popc(mask), pieces = (end - 1) / PIECE + 1, first = pieces - 1 - slot; /* the first key that the step writes; the slot's first piece */
     const size_t place = (size_t)(kv_bytes(S::FK, S::DIM) + kv_bytes(S::FV, S::DIM)) * blockIdx.y + a.kv.offset;
     const auto page_of = [&](int b) { return (uint8_t *)__shfl_sync(~0u, near, b & (GATED_PIECES - 1)) + place; }; /* of piece b, by a whole warp */
@@ -159,7 +104,7 @@ k_attend_gated(const __grid_constant__ AttendArgs a, const __grid_constant__ Ste
     const int have = first < 0 ? 0 : max(0, min((int)PIECE, fresh - first * PIECE));
     uint8_t *page = page_of(first);
     if (!member) gated_keys<S>(sl, page, have, lane);
-    gated_heads(s, g, sh, page_of(pieces - 1), row, head, part, mask, end, warp, [&] {
+    block_heads(s, g, sh, sh.q, page_of(pieces - 1), row, head, part, mask, end, warp, [&] {
         const float *gate = g.gate + (row * a.heads + head) * g.gate_pitch + g.gate_from + part * S::COLS;
         if (warp == 1)
             for (int i = lane; i < S::COLS / 4; i += 32) cp16(&sh.gate[4 * i], gate + 4 * i);

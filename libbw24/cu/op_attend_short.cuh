@@ -16,10 +16,11 @@ template <int K, int V, int D> struct alignas(16) ShortBlock {
     typedef typename Few::Slot Slot;
     static_assert(D <= 128, "a warp brings a query at once");
     static constexpr int FK = K, FV = V, DIM = D, COLS = D, KB = Few::KB, VB = kv_bytes(V, D) / PIECE, FOUR = Few::FOUR, CT = D / 64;
-    float q[SHORT_SLOTS][D]; /* a copy for the two warps of each slot */
+    float q[SHORT_SLOTS][D]; /* a copy for the two warps of each slot; where the block makes it itself, the first alone */
     float u[SHORT_SLOTS][PIECE], p[2 * SHORT_SLOTS][PIECE];
     float2 nl[SHORT_PIECES];
     uint64_t full[SHORT_SLOTS][2]; /* of a slot: its K, its V have come */
+    __device__ __forceinline__ static int key_at(int j) { return Few::key_at(j); }
     __device__ __forceinline__ Slot &slot(int i) { return *(Slot *)((uint8_t *)this + sizeof(ShortBlock) + i * sizeof(Slot)); }
     static constexpr size_t bytes(int slots, int pieces) { return sizeof(ShortBlock) + slots * sizeof(Slot) + (size_t)pieces * D * sizeof(float); }
 };
@@ -130,41 +131,21 @@ template <class S> __device__ __forceinline__ void short_fold(const AttendArgs &
     }
 }
 
-/* x: heads that share a KV head, y: KV heads, z: rows. slots: pieces in shared memory at a time, two warps each. Pages are asked for before the dependency
- * wait, but for the keys that the step itself writes. */
-template <class S> __global__ void __launch_bounds__(64 * SHORT_SLOTS, 1) k_attend_short(AttendArgs a, StepRows s, int slots) {
-    extern __shared__ __align__(16) uint8_t raw[];
-    S &sh = *(S *)raw;
-    const int lane = threadIdx.x & 31, warp = few_warp(), slot = warp >> 1, member = warp & 1, head = blockIdx.y * gridDim.x + blockIdx.x, row = blockIdx.z;
-    pdl_trigger();
-    const AttendRow r = attend_row(a, s, row); /* positions and page tables do not come from an earlier kernel */
-    const int of = a.want ? s.want_row[row] : row, fresh = s.pos[of] - of; /* the first key that the step may write */
-    const int b0 = r.lo / PIECE, pieces = (r.hi - 1) / PIECE - b0 + 1;
-    const size_t part = (size_t)(kv_bytes(S::FK, S::DIM) + kv_bytes(S::FV, S::DIM)) * blockIdx.y + a.kv.offset;
+/* The pieces `first`, first - slots, ... of the query q (piece 0 begins at page b0), which this warp's slot takes; the first one is on its way or there. part: of
+ * the KV head in a page. true: a score is not finite */
+template <class S>
+__device__ __forceinline__ bool short_pieces(S &sh, const AttendRow &r, const float *q, float c, float *os, size_t part, int b0, int first, int slots, int warp, int lane) {
+    const int slot = warp >> 1, member = warp & 1, key = few_key_of(lane);
     typename S::Slot &sl = sh.slot(slot);
-    float *os = (float *)&sh.slot(slots);
     bool bad = false; /* Inf and NaN of a query are found in its scores */
-    if (!lane) bar_init(&sh.full[slot][member], 1);
-    bar_fence();
-    __syncwarp();
-    const bool mine = slot < pieces;
-    const uint8_t *page = mine ? r.pages[b0 + slot] + part : nullptr;
-    const int end = min((int)PIECE, r.hi - (b0 + slot) * PIECE), have = max(0, min(end, fresh - (b0 + slot) * PIECE));
-    if (mine) short_load(sh, slot, member, page, have, lane);
-    pdl_wait();
-    if (mine && member) short_fresh(sh, slot, page, have, end, lane);
-    else if (mine && lane < S::DIM / 4) cp16(&sh.q[slot][4 * lane], a.q + ((size_t)row * a.heads + head) * S::DIM + 4 * lane);
-    asm volatile("cp.async.wait_all;");
-    team_sync(slot, 2);
     int phase = 0;
 #pragma unroll 1
-    for (int i = slot; i < pieces; i += slots, phase ^= 1) {
-        const int b = b0 + i, j0 = max(0, r.lo - b * PIECE), j1 = min((int)PIECE, r.hi - b * PIECE), next = min((int)PIECE, r.hi - (b + slots) * PIECE);
-        const int key = few_key_of(lane);
+    for (int i = first; i >= 0; i -= slots, phase ^= 1) {
+        const int b = b0 + i, j0 = max(0, r.lo - b * PIECE), j1 = min((int)PIECE, r.hi - b * PIECE);
         bar_wait(&sh.full[slot][0], phase);
-        sh.u[slot][key + 32 * member] = short_score<S>(sl.k + S::Few::key_at(key) + member * 8 * S::FOUR, sh.q[slot], a.c);
+        sh.u[slot][key + 32 * member] = short_score<S>(sl.k + S::key_at(key) + member * 8 * S::FOUR, q, c);
         team_sync(slot, 2); /* all scores are there, K is free */
-        if (i + slots < pieces && !member) short_load(sh, slot, 0, r.pages[b + slots] + part, next, lane);
+        if (i >= slots && !member) short_load(sh, slot, 0, r.pages[b - slots] + part, PIECE, lane);
         float u[2] = {sh.u[slot][lane], sh.u[slot][lane + 32]}, o[S::CT];
         float2 nl;
         bad |= short_softmax(u, j0, j1, lane, nl);
@@ -176,11 +157,38 @@ template <class S> __global__ void __launch_bounds__(64 * SHORT_SLOTS, 1) k_atte
         short_products<S>(sl, sh.p[warp], c0, j0, j1, o);
         put_columns<S::CT>(os + i * S::DIM + c0, o);
         if (!member && !lane) sh.nl[i] = nl;
-        if (i + slots >= pieces) break;
+        if (i < slots) break;
         team_sync(slot, 2); /* V is free, and the scores */
-        if (member) short_load(sh, slot, 1, r.pages[b + slots] + part, next, lane);
+        if (member) short_load(sh, slot, 1, r.pages[b - slots] + part, PIECE, lane);
     }
-    if (bad) report_fault(s.fault, a.op);
+    return bad;
+}
+
+/* x: heads that share a KV head, y: KV heads, z: rows. slots: pieces in shared memory at a time, two warps each, the last pieces first: at least two, so that all
+ * keys that the step writes are among the first of a slot. Pages are asked for before the dependency wait, but for these keys. */
+template <class S> __global__ void __launch_bounds__(64 * SHORT_SLOTS, 1) k_attend_short(AttendArgs a, StepRows s, int slots) {
+    extern __shared__ __align__(16) uint8_t raw[];
+    S &sh = *(S *)raw;
+    const int lane = threadIdx.x & 31, warp = few_warp(), slot = warp >> 1, member = warp & 1, head = blockIdx.y * gridDim.x + blockIdx.x, row = blockIdx.z;
+    pdl_trigger();
+    const AttendRow r = attend_row(a, s, row); /* positions and page tables do not come from an earlier kernel */
+    const int of = a.want ? s.want_row[row] : row, fresh = s.pos[of] - of; /* the first key that the step may write */
+    const int b0 = r.lo / PIECE, pieces = (r.hi - 1) / PIECE - b0 + 1, first = pieces - 1 - slot, from = (b0 + first) * PIECE;
+    const size_t part = (size_t)(kv_bytes(S::FK, S::DIM) + kv_bytes(S::FV, S::DIM)) * blockIdx.y + a.kv.offset;
+    float *os = (float *)&sh.slot(slots);
+    if (!lane) bar_init(&sh.full[slot][member], 1);
+    bar_fence();
+    __syncwarp();
+    const bool mine = first >= 0;
+    const uint8_t *page = mine ? r.pages[b0 + first] + part : nullptr;
+    const int end = min((int)PIECE, r.hi - from), have = max(0, min(end, fresh - from));
+    if (mine) short_load(sh, slot, member, page, have, lane);
+    pdl_wait();
+    if (mine && member) short_fresh(sh, slot, page, have, end, lane);
+    else if (mine && lane < S::DIM / 4) cp16(&sh.q[slot][4 * lane], a.q + ((size_t)row * a.heads + head) * S::DIM + 4 * lane);
+    asm volatile("cp.async.wait_all;");
+    team_sync(slot, 2);
+    if (short_pieces(sh, r, sh.q[slot], a.c, os, part, b0, first, slots, warp, lane)) report_fault(s.fault, a.op);
     __syncthreads();
     short_fold(a, sh, os, s.fault, row, head, pieces, warp, 2 * slots);
 }

@@ -1,5 +1,5 @@
-/* Kernels that serve every unit: packing at load and while lifting, and EMBED. Which unit is an argument: each runs once a step or less, so code that is
- * jumped over costs nothing. */
+/* Kernels that serve every unit: packing at load and while lifting, and what a step begins with, rotation tables and EMBED. Which unit is an argument: each
+ * runs once a step or less, so code that is jumped over costs nothing. */
 #ifndef BW24_CU_OP_PACK_CUH
 #define BW24_CU_OP_PACK_CUH
 
@@ -22,11 +22,13 @@ static __global__ void __launch_bounds__(128) k_pack(int unit, PackArgs a, LiftA
 #undef BW_PACK
 }
 
-/* a block a row of the step; UNIT_FLOAT: a float matrix */
-static __global__ void __launch_bounds__(256) k_embed(int unit, EmbedArgs a, StepRows s) {
+/* x: rows of the step, y: rotation tables, then EMBED where a.y is not NULL. UNIT_FLOAT: a float matrix */
+static __global__ void __launch_bounds__(256) k_begin(int unit, EmbedArgs a, const __grid_constant__ RopeTables tables, StepRows s) {
     pdl_trigger();
     pdl_wait();
-    const int i = blockIdx.x, token = s.token[i];
+    const int i = blockIdx.x;
+    if ((int)blockIdx.y < tables.n) return rope_row(tables.t[blockIdx.y], i, s.pos[i]);
+    const int token = s.token[i];
     switch (unit) {
     case UNIT_Q4_0: return embed_row<U_Q4_0>(a, i, token);
     case UNIT_Q4_K: return embed_row<U_Q4_K>(a, i, token);

@@ -152,18 +152,6 @@ static __global__ void __launch_bounds__(256) k_quant_wide(QuantArgs a) {
     put_scales(a.o, s, q);
 }
 
-/* rotation tables of the step's rows: cs [rows][rot] as rope.h lays them out; inv [rot / 2] inverse frequency / factor */
-struct RopeTable { const double *inv; float *cs; double scale; int rot; };
-struct RopeTables { RopeTable t[8]; int n; };
-static __global__ void __launch_bounds__(128) k_rope_tables(RopeTables a, StepRows s) {
-    pdl_trigger();
-    pdl_wait();
-    const RopeTable &t = a.t[blockIdx.y];
-    int row = blockIdx.x, half = t.rot / 2;
-    for (int k = threadIdx.x; k < half; k += blockDim.x)
-        bw_sincos(((double)s.pos[row] * t.inv[k]) * t.scale, t.cs + (size_t)row * t.rot + half + k, t.cs + (size_t)row * t.rot + k);
-}
-
 /* wanted rows of up to PICKS buffers, each of its own width. grid (rows, parts of the widest, buffers) */
 enum { PICK_COLS = 1024 };
 struct PickArgs { float *y[PICKS]; const float *x[PICKS]; int n[PICKS]; };

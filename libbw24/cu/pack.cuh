@@ -161,6 +161,15 @@ template <class U> __device__ __forceinline__ void pack_unit(const PackArgs &a) 
 
 /* EMBED: y [rows][cols] = row token * c. type: FloatType of float weights; of units 1 where the type has minima (adding +0 would lose a -0) */
 struct EmbedArgs { const uint8_t *w; float *y; int cols, segs, type; float c; };
+/* rotation tables of the step's rows: cs [rows][rot] as rope.h lays them out; inv [rot / 2] inverse frequency / factor */
+struct RopeTable { const double *inv; float *cs; double scale; int rot; };
+struct RopeTables { RopeTable t[8]; int n; };
+
+__device__ __forceinline__ void rope_row(const RopeTable &t, int row, int pos) {
+    const int half = t.rot / 2;
+    float *cs = t.cs + (size_t)row * t.rot;
+    for (int k = threadIdx.x; k < half; k += blockDim.x) bw_sincos(((double)pos * t.inv[k]) * t.scale, cs + half + k, cs + k);
+}
 
 template <class U> __device__ __forceinline__ void embed_row(const EmbedArgs &a, int i, int token) {
     const int row = token & 15, lane0 = (row & 7) * 4, r = row >> 3;

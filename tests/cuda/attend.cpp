@@ -6,6 +6,7 @@
 #include "op_attend_many.cuh"
 #include "op_attend_team.cuh"
 #include "op_attend_short.cuh"
+#include "op_attend_heads.cuh"
 #include "op_attend_gated.cuh"
 #include "op_attend_any.cuh"
 #include "op_attend_fast.cuh"
@@ -303,6 +304,41 @@ template <class S> void gated(const Case &c, int slots) {
     printf("%s its pages\n", good ? "PASS" : "FAIL");
 }
 
+/* norms, rotations and appends in the launch of a short context; against k_heads and the plain kernel. pairs: neighbours turn */
+template <class S> void headed(const Case &c, int slots) {
+    Setup t(c, KV_F16, KV_F16, S::DIM);
+    Raw r(t, slots);
+    for (int i = 0; i < 3; i++) {
+        HeadChain &x = r.h.c[i];
+        x.norm = S::NORM && i < 2;
+        x.w = x.norm ? r.w.data() : NULL;
+        x.rot = i < 2 ? S::DIM : 0;
+        x.interleaved = S::PAIRS;
+        r.g.c[i] = x;
+    }
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    const HeadArgs h = r.h;
+    const BlockHeads g = r.g;
+    emu::launch([=] { k_heads<S::DIM / 32>(h, s); }, dim3(s.n, (h.heads + 3) / 4), 128);
+    emu::launch([=] { k_attend_any(a, s); }, dim3(a.rows, a.heads), 128);
+    const std::vector<float> ref = t.y;
+    t.y.assign(t.y.size(), NAN);
+    Unwritten u(t); /* holds the pages as they are to be */
+    emu::before_block = [&u] { u.put(false); };
+    emu::at_wait = nullptr;
+    for (int again = 0; again < 2; again++) {
+        emu::launch([=] { k_attend_heads<S>(a, s, g); }, dim3(a.heads / a.kv.heads, a.kv.heads, a.rows), 64 * slots);
+        judge(t, ref, again ? "heads and ATTEND" : "heads and ATTEND, no key of the step in the pages");
+        emu::before_block = nullptr; /* the second time all blocks write to the pages */
+        if (!again) u.put(false);
+    }
+    bool good = true;
+    for (auto &x : u.later) good &= !memcmp(x.first, x.second.data(), x.second.size());
+    failures += !good;
+    printf("%s its pages\n", good ? "PASS" : "FAIL");
+}
+
 template <int K, int V, int D> void run(const Case &c) {
     Setup t(c, K, V, D);
     const AttendArgs a = t.a;
@@ -390,7 +426,19 @@ int main(int argc, char **argv) {
         run_widened<KV_E4M3, 64>({5, 1, 0, {{0, 20}}});
         run_widened<KV_E4M3, 256>({3, 1, 70, {{60, 9}}});
         break;
-    default: fprintf(stderr, "usage: attend 0..8\n"); return 2;
+    case 9: {
+        typedef ShortBlock<KV_F16, KV_F16, 64> B64;
+        typedef ShortBlock<KV_F16, KV_F16, 128> B128;
+        headed<HeadsBlock<B128, true, false>>({4, 1, 0, {{0, 1}}}, 2);
+        headed<HeadsBlock<B128, true, false>>({8, 2, 0, {{64, 1}, {200, 1}}}, 4);
+        headed<HeadsBlock<B128, true, false>>({4, 2, 100, {{190, 5}, {3, 3}}}, 3); /* a window; rows on both sides of a page's end */
+        headed<HeadsBlock<B64, false, true>>({3, 1, 0, {{63, 1}}}, 2);
+        headed<HeadsBlock<B64, false, true>>({8, 1, 0, {{700, 8}}}, 5);
+        headed<HeadsBlock<B128, false, true>>({2, 2, 0, {{1023, 1}}}, 6);
+        headed<HeadsBlock<B128, false, true>>({4, 1, 0, {{126, 2}, {5, 2}}}, 2);
+        break;
+    }
+    default: fprintf(stderr, "usage: attend 0..9\n"); return 2;
     }
     return failures != 0;
 }
