@@ -36,6 +36,12 @@ struct DeltaArgs {
     int log_width;
     int *fault, op;
 };
+/* Values of DELTA's state that lie side by side: a key's in the (at most) 8 columns of column c, keys ascending. A warp's 8 columns and four strands are one line. */
+__host__ __device__ inline int delta_width(int dv, int c) { return dv - (c & ~7) < 8 ? dv - (c & ~7) : 8; }
+/* where value `key` of column c of a head lies in a version */
+__host__ __device__ inline size_t delta_place(const DeltaArgs &a, int head, int key, int c) {
+    return a.state + (size_t)head * a.dk * a.dv + (size_t)(c & ~7) * a.dk + key * delta_width(a.dv, c) + (c & 7);
+}
 /* an op to replay from a log: CONV where delta is false */
 struct ReplayOp { bool delta; ConvArgs conv; DeltaArgs d; };
 

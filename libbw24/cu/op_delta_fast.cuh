@@ -219,7 +219,7 @@ struct ChunkWalk {
     }
     __device__ __forceinline__ float2 *place(const float *version, int n, int i) const {
         const int row = (threadIdx.x >> 5) * 16 + chunk_row(0, i);
-        return (float2 *)(version + a.state + (size_t)head * CHUNK_KEY * a.dv + (size_t)block * 32 * CHUNK_KEY + row * 32 + n * 8 + chunk_col(i));
+        return (float2 *)(version + delta_place(a, head, row, block * 32 + n * 8 + chunk_col(i)));
     }
 };
 

@@ -124,9 +124,9 @@ template <bool FULL, int C, int THREADS> struct DeltaWalk {
     }
     /* where value t = 0 of this lane's column j stands in a version, and how far the next of the strand is */
     __device__ __forceinline__ size_t at(int j, int *step) const {
-        const int x = first + col + 8 * j, block = x / 32, width = min(32, a.dv - block * 32);
-        *step = 4 * width;
-        return a.state + (size_t)head * a.dk * a.dv + (size_t)block * 32 * a.dk + (size_t)strand * width + x % 32;
+        const int x = first + col + 8 * j;
+        *step = 4 * delta_width(a.dv, x);
+        return delta_place(a, head, strand, x);
     }
     __device__ __forceinline__ bool have(int j) const { return col + 8 * j < cols; }
     __device__ __forceinline__ void load() {

@@ -102,10 +102,10 @@ enum { REPLAY_GROUP = 8 };
 template <bool FULL> __device__ __forceinline__ void delta_replay(const DeltaArgs &a, const FoldSeq &s, DeltaRow (&rows)[REPLAY_GROUP], int item) {
     const int blocks = (a.dv + 31) / 32, i = threadIdx.x, head = item / blocks, block = item % blocks, cols = min(32, a.dv - block * 32);
     const int col = (i >> 5) * 8 + (i & 7), strand = (i & 31) >> 3, count = (a.dk - strand + 3) / 4, key = a.grouped ? head / (a.heads / a.kheads) : head % a.kheads;
-    const size_t at = a.state + (size_t)head * a.dk * a.dv + (size_t)block * 32 * a.dk + (size_t)strand * cols + col;
+    const size_t at = delta_place(a, head, strand, block * 32 + col), step = 4 * delta_width(a.dv, block * 32 + col);
     float S[DELTA_STRAND];
 #pragma unroll
-    for (int t = 0; t < DELTA_STRAND; t++) S[t] = col < cols && (FULL || t < count) ? __ldcg(s.live + at + (size_t)t * 4 * cols) : 0.0f;
+    for (int t = 0; t < DELTA_STRAND; t++) S[t] = col < cols && (FULL || t < count) ? __ldcg(s.live + at + t * step) : 0.0f;
 #pragma unroll 1
     for (int r0 = 0; r0 < s.n; r0 += REPLAY_GROUP) {
         const int m = min((int)REPLAY_GROUP, s.n - r0);
@@ -138,7 +138,7 @@ template <bool FULL> __device__ __forceinline__ void delta_replay(const DeltaArg
     }
 #pragma unroll
     for (int t = 0; t < DELTA_STRAND; t++)
-        if (col < cols && (FULL || t < count)) s.out[at + (size_t)t * 4 * cols] = S[t];
+        if (col < cols && (FULL || t < count)) s.out[at + t * step] = S[t];
 }
 
 /* the state after the first s.n rows of a log: grid (items of the widest op, ops) */

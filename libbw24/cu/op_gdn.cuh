@@ -240,11 +240,11 @@ template <class S> __device__ __forceinline__ void gdn_block(const GdnArgs &a, c
     DeltaColumn<S::FULL> c;
     GdnChannel<S> ch(a, at);
     c.place(lane, at.dk);
-    const auto state = [&](const float *version) {
+    const auto state = [&](const float *version) { /* dv is a multiple of 32 here */
         const int column = at.block * S::COLS + col;
-        return version + a.d.state + (at.head * at.dk * at.dv + (column >> 5) * 32 * at.dk + c.strand * 32 + (column & 31));
+        return version + a.d.state + (at.head * at.dk * at.dv + (column & ~7) * at.dk + c.strand * 8 + (column & 7));
     };
-    c.load(held(state(s.live)), 128, holds);
+    c.load(held(state(s.live)), 32, holds);
     const auto rows = [&](int r0) { if (threadIdx.x < GDN_CHUNK) sh.order[threadIdx.x] = order[min(r0 + (int)threadIdx.x, s.n - 1)]; };
     rows(0);
     if (S::FULL) ch.weights(a);
@@ -268,7 +268,7 @@ template <class S> __device__ __forceinline__ void gdn_block(const GdnArgs &a, c
         ch.load(a, s, order, r0 + m); /* again, so that no register holds it meanwhile */
         __syncthreads();
     }
-    const auto keep = [&]() { if (holds) c.keep((float *)state(s.out), 128); };
+    const auto keep = [&]() { if (holds) c.keep((float *)state(s.out), 32); };
     if (S::WHOLE) return keep();
     if (!gdn_last(a, sh, at, keep)) return;
     for (int r0 = 0; r0 < s.n; r0 += GDN_CHUNK) {

@@ -29,10 +29,10 @@ struct Net {
     int log_width() const { return kd() + heads * dv + 2 * heads; }
     size_t log_floats() const { return (size_t)32 * (channels() + log_width()); }
     int key(int h) const { return grouped ? h / (heads / kheads) : h % kheads; }
-    /* where element (i, c) of a head's state lies: blocks of 32 columns */
+    /* where element (i, c) of a head's state lies: columns in eights */
     size_t at(int h, int i, int c) const {
-        int block = c / 32, cols = min(32, dv - block * 32);
-        return conv_floats() + (size_t)h * dk * dv + (size_t)block * 32 * dk + (size_t)i * cols + c % 32;
+        int eight = c / 8, cols = min(8, dv - eight * 8);
+        return conv_floats() + (size_t)h * dk * dv + (size_t)eight * 8 * dk + (size_t)i * cols + c % 8;
     }
 };
 
@@ -259,7 +259,7 @@ template <int COLS, bool FULL> static void few(const Net &n, const std::vector<i
 int main(int argc, char **argv) {
     const int which = argc > 1 ? atoi(argv[1]) : 0;
     if (which == 0) { many({4, 2, 128, 64, 1}, {41, 3}); many({2, 1, 128, 32, 0}, {75, 2}); }
-    if (which == 1) many({4, 2, 30, 48, 0}, {1, 37, 8});
+    if (which == 1) { many({4, 2, 30, 48, 0}, {1, 37, 8}); many({2, 1, 20, 44, 0}, {3, 35}); }
     if (which == 2) { few<128, true>({4, 2, 128, 128, 0, 4}, {1, 9, 5}); few<64, true>({4, 2, 128, 128, 0, 4}, {1, 9, 5}); few<32, true>({4, 2, 128, 128, 1, 4}, {1, 9}); }
     if (which == 3) few<32, false>({4, 4, 32, 32, 1}, {8, 17});
     if (which == 4) few<32, false>({6, 2, 64, 96, 1}, {1, 2, 3});
