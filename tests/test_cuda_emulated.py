@@ -161,10 +161,15 @@ def test_many_rows_have_the_plain_kernels_bits(program):
     assert done.stdout.count("PASS") == 5
 
 
-def test_a_missing_barrier_is_seen(tmp_path):
+@pytest.mark.parametrize(("name", "after", "case"), [
+    ("op_attend_many", "weights and factors are there, K and queries are free", 3),
+    ("op_attend_many", "V is free, at last weights too", 3),
+    ("op_attend", "p and, where it was read as it is, V are free", 0),
+])
+def test_a_missing_barrier_is_seen(tmp_path, name, after, case):
     """Without it a warp writes over weights that another still reads."""
-    program = build(tmp_path, ("op_attend_many", "__syncthreads(); /* weights and factors are there, K and queries are free */"), 3)
-    done = subprocess.run([str(program), "3"], capture_output=True, text=True)
+    program = build(tmp_path, (name, f"__syncthreads(); /* {after} */"), case)
+    done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL many rows" in done.stdout
 
 
