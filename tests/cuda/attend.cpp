@@ -265,6 +265,25 @@ struct Raw {
         g.near = t.near.data(); g.gate = gate.data(); g.gate_pitch = pitch; g.gate_from = 8; g.slots = slots;
     }
 };
+/* What a launch that appends itself leaves: with no key of the step in the pages before each block, then with all blocks writing to the same pages; and the pages */
+template <class Launch> void twice(Setup &t, const std::vector<float> &ref, const char *name, Launch launch) {
+    Unwritten u(t); /* holds the pages as they are to be */
+    char what[80];
+    t.y.assign(t.y.size(), NAN);
+    emu::before_block = [&u] { u.put(false); };
+    emu::at_wait = nullptr;
+    for (int again = 0; again < 2; again++) {
+        launch();
+        snprintf(what, sizeof what, "%s%s", name, again ? "" : ", no key of the step in the pages");
+        judge(t, ref, what);
+        emu::before_block = nullptr;
+        if (!again) u.put(false);
+    }
+    bool good = true;
+    for (auto &x : u.later) good &= !memcmp(x.first, x.second.data(), x.second.size());
+    failures += !good;
+    printf("%s its pages\n", good ? "PASS" : "FAIL");
+}
 template <class S> void gated(const Case &c, int slots) {
     Setup t(c, KV_F16, KV_F16, S::DIM);
     Raw r(t, slots);
@@ -289,19 +308,7 @@ template <class S> void gated(const Case &c, int slots) {
     emu::launch([=] { k_attend_few<Few>(m, s, chunks, 1, Few::QUERIES / Few::MOST); }, dim3(3, a.kv.heads, tiles), Few::THREADS);
     emu::launch([=] { k_attend_merge<true>(m, s); }, dim3(a.heads * S::DIM / 32, a.rows), MERGE);
     judge(t, ref, "merge with GATE");
-    Unwritten u(t); /* holds the pages as they are to be */
-    emu::before_block = [&u] { u.put(false); };
-    emu::at_wait = nullptr;
-    for (int again = 0; again < 2; again++) {
-        emu::launch([=] { k_attend_gated<S>(a, s, g); }, grid, 64 * slots);
-        judge(t, ref, again ? "gated" : "gated, no key of the step in the pages");
-        emu::before_block = nullptr; /* the second time all blocks write to the pages */
-        if (!again) u.put(false);
-    }
-    bool good = true;
-    for (auto &x : u.later) good &= !memcmp(x.first, x.second.data(), x.second.size());
-    failures += !good;
-    printf("%s its pages\n", good ? "PASS" : "FAIL");
+    twice(t, ref, "gated", [=] { emu::launch([=] { k_attend_gated<S>(a, s, g); }, grid, 64 * slots); });
 }
 
 /* norms, rotations and appends in the launch of a short context; against k_heads and the plain kernel. pairs: neighbours turn */
@@ -323,20 +330,7 @@ template <class S> void headed(const Case &c, int slots) {
     emu::launch([=] { k_heads<S::DIM / 32>(h, s); }, dim3(s.n, (h.heads + 3) / 4), 128);
     emu::launch([=] { k_attend_any(a, s); }, dim3(a.rows, a.heads), 128);
     const std::vector<float> ref = t.y;
-    t.y.assign(t.y.size(), NAN);
-    Unwritten u(t); /* holds the pages as they are to be */
-    emu::before_block = [&u] { u.put(false); };
-    emu::at_wait = nullptr;
-    for (int again = 0; again < 2; again++) {
-        emu::launch([=] { k_attend_heads<S>(a, s, g); }, dim3(a.heads / a.kv.heads, a.kv.heads, a.rows), 64 * slots);
-        judge(t, ref, again ? "heads and ATTEND" : "heads and ATTEND, no key of the step in the pages");
-        emu::before_block = nullptr; /* the second time all blocks write to the pages */
-        if (!again) u.put(false);
-    }
-    bool good = true;
-    for (auto &x : u.later) good &= !memcmp(x.first, x.second.data(), x.second.size());
-    failures += !good;
-    printf("%s its pages\n", good ? "PASS" : "FAIL");
+    twice(t, ref, "heads and ATTEND", [=] { emu::launch([=] { k_attend_heads<S>(a, s, g); }, dim3(a.heads / a.kv.heads, a.kv.heads, a.rows), 64 * slots); });
 }
 
 template <int K, int V, int D> void run(const Case &c) {
