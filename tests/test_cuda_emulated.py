@@ -144,7 +144,7 @@ def test_heads_and_a_short_context_in_one_launch_have_the_plain_kernels_bits(pro
 
 def test_heads_that_others_read_too_early_are_seen(tmp_path):
     program = build(tmp_path, ("op_attend_heads", "__syncthreads(); /* the query is there, and the step's keys and values */"), 9)
-    done = subprocess.run([str(program), "9"], capture_output=True, text=True)
+    done = subprocess.run([str(program), "9", "first"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL heads and ATTEND" in done.stdout
 
 
@@ -169,21 +169,21 @@ def test_many_rows_have_the_plain_kernels_bits(program):
 def test_a_missing_barrier_is_seen(tmp_path, name, after, case):
     """Without it a warp writes over weights that another still reads."""
     program = build(tmp_path, (name, f"__syncthreads(); /* {after} */"), case)
-    done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
+    done = subprocess.run([str(program), str(case), "first"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL many rows" in done.stdout
 
 
 @pytest.mark.parametrize("after", ["scores are there, K and what the piece before used are free", "weights are there"])
 def test_a_missing_barrier_of_a_team_is_seen(tmp_path, after):
     program = build(tmp_path, ("op_attend_team", f"team_sync(team, TEAM_WARPS); /* {after} */"), 3)
-    done = subprocess.run([str(program), "3"], capture_output=True, text=True)
+    done = subprocess.run([str(program), "3", "first"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL few rows" in done.stdout
 
 
 def test_keys_of_the_step_read_too_early_by_teams_are_seen(tmp_path):
     """They read pages before the dependency wait, but none that the step itself writes."""
     program = build(tmp_path, ("op_attend_team", " && (b + 1) * PIECE <= t.fresh"), 3)
-    done = subprocess.run([str(program), "3"], capture_output=True, text=True)
+    done = subprocess.run([str(program), "3", "first"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL few rows" in done.stdout
 
 
@@ -191,5 +191,5 @@ def test_keys_of_the_step_read_too_early_are_seen(tmp_path):
     """Pages are read before the dependency wait; what the step itself appends has to be read again after it."""
     again = "few_fresh(sh, i, t.pages[c] + t.head, from, min((int)PIECE, sh.hi[t.queries - 1] - c * PIECE), threadIdx.x, S::THREADS);"
     program = build(tmp_path, ("op_attend_few", again), 3)
-    done = subprocess.run([str(program), "3"], capture_output=True, text=True)
+    done = subprocess.run([str(program), "3", "first"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL few rows" in done.stdout

@@ -1,5 +1,6 @@
 /* ATTEND's kernels in emulation, against its plain kernel (op_attend_any.cuh), which a card has shown equal to ref: every mapping of work over the same
- * pages, bit for bit; the class fast within a bound. usage: attend CASE. The sources are made by test_cuda_emulated.py from libbw24/cu. */
+ * pages, bit for bit; the class fast within a bound. usage: attend CASE [first], with it until the first difference. The sources are made by
+ * test_cuda_emulated.py from libbw24/cu. */
 #include "emulate.h"
 #include "op_attend.cuh"
 #include "op_attend_few.cuh"
@@ -91,6 +92,7 @@ struct Setup {
 
 static int failures;
 /* bound 0: every bit */
+static bool until_first = false;
 static void judge(Setup &t, const std::vector<float> &ref, const char *what, double bound = 0) {
     double error = 0, size = 0;
     size_t different = 0;
@@ -101,7 +103,9 @@ static void judge(Setup &t, const std::vector<float> &ref, const char *what, dou
     }
     const bool good = (bound > 0 ? error <= bound * size : !different) && t.fault == NO_FAULT;
     failures += !good;
+    const bool last = !good && until_first;
     printf("%s %s: %zu of %zu differ, error %.2e\n", good ? "PASS" : "FAIL", what, different, ref.size(), error / size);
+    if (last) exit(1);
     t.y.assign(t.y.size(), NAN);
 }
 
@@ -385,7 +389,8 @@ static void run_shared(const Case &c, int format, int D) {
 }
 
 int main(int argc, char **argv) {
-    switch (argc == 2 ? atoi(argv[1]) : -1) {
+    until_first = argc == 3 && !strcmp(argv[2], "first");
+    switch (argc == 2 || until_first ? atoi(argv[1]) : -1) {
     case 0: run<KV_Q8_0, KV_Q5_1, 64>({3, 1, 70, {{190, 25}, {0, 4}}}); break;
     case 1: run<KV_Q8_0, KV_Q5_1, 128>({4, 1, 0, {{126, 11}, {3, 5}, {64, 2}}}); break;
     case 2:
