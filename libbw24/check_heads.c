@@ -1,5 +1,5 @@
-/* The cases of kernel-check for latent attention: PERHEAD by type and shape, CONCAT by heads, caches whose keys are their values. Owns the choice of
- * shapes; knows no kernel. */
+/* The cases of kernel-check for what stands round ATTEND: PERHEAD by type and shape, CONCAT by heads, caches whose keys are their values, norms and rotations
+ * by head before it and GATE behind it. Owns the choice of shapes; knows no kernel. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -80,6 +80,66 @@ static int make_shared(check_case *c, const char *format, const shared_shape *s)
     return check_end(c, "y", q);
 }
 
+/* ---- norms, rotations and appends with ATTEND behind them, which a backend may run as one: few rows after a prompt, one row twice at the same context */
+typedef struct layer_shape { int heads, kv_heads, dim, rot, window, norm, pairs, gate, prompt, rows; } layer_shape;
+static const layer_shape layers[] = {
+    {8, 2, 128, 128, 0, 1, 0, 0, 63, 3},   {16, 2, 128, 128, 0, 1, 0, 0, 300, 7},  {4, 4, 128, 128, 100, 1, 0, 0, 190, 2}, {9, 3, 64, 64, 0, 0, 1, 0, 64, 5},
+    {8, 1, 64, 64, 0, 0, 1, 0, 700, 7},    {4, 1, 128, 128, 0, 0, 1, 0, 1019, 2},  {4, 2, 128, 64, 0, 1, 0, 0, 126, 3},    {4, 2, 64, 64, 0, 1, 0, 0, 130, 2},
+    {4, 2, 256, 64, 0, 1, 0, 1, 125, 4},   {8, 1, 256, 64, 0, 1, 0, 1, 240, 7},
+};
+
+/* queries and keys, normed and turned; a norm's weights are ordinary */
+static int turned(check_case *c, const layer_shape *s, const char *x, int heads) {
+    char w[8];
+    snprintf(w, sizeof w, "w%s", x);
+    if (s->norm) {
+        float *v = check_tensor_new(c, w, bw_type_by_name("F32"), s->dim, 1, 1.0f);
+        if (!v) return memory();
+        for (int i = 0; i < s->dim; i++) v[i] = (float)(int)(check_random(c) % 512 - 256) * 0x1p-7f;
+        BW_TRY(check_line(c, "NORM y=%s x=%s w=%s heads=%d eps=1e-6", x, x, w, heads));
+    }
+    return check_line(c, "ROPE x=%s heads=%d dim=%d rot=%d style=%s base=10000", x, heads, s->dim, s->rot, s->pairs ? "norm" : "neox");
+}
+
+static int layer_list(check_case *c, const layer_shape *s) {
+    const int64_t kv = (int64_t)s->kv_heads * s->dim, q = (int64_t)s->heads * s->dim;
+    BW_TRY(check_line(c, "KV cache heads=%d dim=%d window=%d", s->kv_heads, s->dim, s->window));
+    if (!check_input(c, "k", kv) || !check_input(c, "v", kv) || !check_input(c, s->gate ? "both" : "q", s->gate ? 2 * q : q)) return memory();
+    if (!s->norm) /* a pair's turn may be longer than its values, which the format must hold */
+        for (int64_t i = 0; i < kv * CHECK_TOKENS; i++) ((float *)c->owned[0])[i] *= 0.5f;
+    if (s->gate) {
+        BW_TRY(check_line(c, "BUF q %lld\nBUF gate %lld", (long long)q, (long long)q));
+        BW_TRY(check_line(c, "SLICE y=q x=both heads=%d\nSLICE y=gate x=both heads=%d from=%d", s->heads, s->heads, s->dim));
+    }
+    BW_TRY(turned(c, s, "q", s->heads));
+    BW_TRY(turned(c, s, "k", s->kv_heads));
+    BW_TRY(check_line(c, "BUF y %lld\nKV_APPEND k=k v=v kv=cache", (long long)q));
+    BW_TRY(check_line(c, "ATTEND y=y q=q kv=cache heads=%d scale=%g", s->heads, 1.0 / sqrt((double)s->dim)));
+    if (s->gate) BW_TRY(check_line(c, "GATE y=y x=y g=gate"));
+    return check_end(c, "y", q);
+}
+
+static int make_layer(check_case *c, const layer_shape *s) {
+    check_name(c, "%sROPE %d of %s, KV_APPEND, ATTEND%s f16, %d/%d heads of %d, window %d, %d keys", s->norm ? "NORM, " : "", s->rot, s->pairs ? "pairs" : "halves",
+               s->gate ? ", GATE" : "", s->heads, s->kv_heads, s->dim, s->window, s->prompt + 2 + s->rows);
+    c->kv = "f16";
+    steps(c, s->prompt, 1, 1);
+    c->rows[c->n_steps++] = s->rows;
+    return layer_list(c, s);
+}
+
+/* of keys, then of values: the one row behind a prompt has what the format must refuse */
+static int make_layer_fault(check_case *c, const layer_shape *s, int values) {
+    check_name(c, "KV_APPEND f16 of one row behind ROPE, %d heads of %d, must report %s", s->heads, s->dim, values ? "NaN in V" : "1e30 in K");
+    c->kv = "f16";
+    steps(c, 33, 1, 0);
+    BW_TRY(layer_list(c, s));
+    ((float *)c->owned[values])[(int64_t)33 * s->kv_heads * s->dim + 5] = values ? NAN : 1e30f;
+    c->status = BW24_E_NUMERIC;
+    return 0;
+}
+enum { FAULTY_LAYER = 3 }; /* without norms, which would make 1e30 ordinary */
+
 static int n_types(void) {
     int n = 0;
     while (bw_type_at(n)) n++;
@@ -87,7 +147,7 @@ static int n_types(void) {
 }
 
 enum { EACH = COUNT(perheads) + 1 };
-static int heads_count(const check_case *c) { (void)c; return EACH * n_types() + COUNT(concats) + COUNT(formats) * COUNT(shareds); }
+static int heads_count(const check_case *c) { (void)c; return EACH * n_types() + COUNT(concats) + COUNT(formats) * COUNT(shareds) + COUNT(layers) + 2; }
 static int heads_make(check_case *c, int i) {
     if (i < EACH * n_types()) {
         const bw_type_info *t = bw_type_at(i / EACH);
@@ -96,6 +156,8 @@ static int heads_make(check_case *c, int i) {
     i -= EACH * n_types();
     if (i < COUNT(concats)) return make_concat(c, &concats[i]);
     i -= COUNT(concats);
-    return make_shared(c, formats[i / COUNT(shareds)], &shareds[i % COUNT(shareds)]);
+    if (i < COUNT(formats) * COUNT(shareds)) return make_shared(c, formats[i / COUNT(shareds)], &shareds[i % COUNT(shareds)]);
+    i -= COUNT(formats) * COUNT(shareds);
+    return i < COUNT(layers) ? make_layer(c, &layers[i]) : make_layer_fault(c, &layers[FAULTY_LAYER], i - COUNT(layers));
 }
 const check_generator bw_check_heads = {heads_count, heads_make};
