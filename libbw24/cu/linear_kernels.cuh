@@ -25,12 +25,18 @@ template <class U, int R, bool GLU> void small_launch(Queue &q, LinearArgs a) {
 
 /* One row, measured on the H200: warps that fold (more of them and deeper rings were slower); half of them ask before the dependency wait, all where the
  * input is a quantised row, a quarter of the bytes that a NORM reads. Tiles of a pass: all of a block's, or as many as fit. */
-enum { ONE_NARROW = 12, ONE_WIDE = 8, ONE_WIDE_UNIT = 4096 };
+enum { ONE_NARROW = 12, ONE_WIDE = 8, ONE_WIDE_UNIT = 4096, ONE_LEAST = 8 };
 template <class U> bool one_fits_in(OneShape &g, int segs, int blocks, int all, size_t limit, int two) {
     const int step = g.glu ? 4 : 1, most = one_most(all, blocks, two) * step, least = most < 8 || two ? most : 8; /* of blocks in twos all in one pass */
     for (g.tiles = most < 64 ? most : 64; g.tiles >= least; g.tiles -= step)
         if (one_shared<U>(g, segs, blocks, all, two) <= limit) return true;
     return false;
+}
+/* As many warps as make the longest run of pairs no longer than g.warps would: fewer that have the same to do disturb each other less */
+inline int one_warps(const OneShape &g, int segs, int two) {
+    const int most = g.per + (g.more != 0), pairs = (segs + 1) / 2, tiles = (most >> two) * pairs + (most & two) * ((pairs + 1) / 2);
+    const int items = tiles * (g.glu ? 4 : 1), longest = (items + g.warps - 1) / g.warps, warps = (items + longest - 1) / longest;
+    return warps > ONE_LEAST ? warps : g.warps < ONE_LEAST ? g.warps : (int)ONE_LEAST;
 }
 /* false: nothing fits but one warp's pair and the fewest tiles, as one_fits says */
 template <class U> bool one_shape(OneShape &g, const Queue &q, int segs, int all, bool glu, int two, bool norm) {
@@ -46,7 +52,8 @@ template <class U> bool one_shape(OneShape &g, const Queue &q, int segs, int all
             g.depth = depth;
             fits = one_fits_in<U>(g, segs, q.sms, all, (size_t)q.shared_max, two);
         }
-    if (!fits) g.tiles = glu ? 4 : 1;
+    if (fits) g.warps = one_warps(g, segs, two);
+    else g.tiles = glu ? 4 : 1;
     g.early = norm ? (g.warps + 1) / 2 : g.warps;
     one_divisors(g, two);
     return fits;

@@ -18,7 +18,7 @@ struct ExpertSums { float scale[EXPERT_SLOTS], weight[EXPERT_SLOTS], d[EXPERT_SL
 /* Shared memory of a block: ExpertSums, barriers, a ring of tasks and a box for each warp, the rows' activations (a row's codes, then its scales, sums, low sums),
  * sums of segments by tile */
 template <class U> struct ExpertMem {
-    static constexpr int TASK = 2 * U::UNIT, PLACES = 256 * OneActs<U>::SETS /* floats of a box */, HEAD = (sizeof(ExpertSums) + 127) / 128 * 128;
+    static constexpr int TASK = 2 * U::UNIT, SLOT = PAIR_SLOT<U>, PLACES = OneBox<OneActs<U>::SETS>::PLACES /* floats of a box */, HEAD = (sizeof(ExpertSums) + 127) / 128 * 128;
     uint64_t *full;
     uint8_t *ring, *acts;
     float *box, *parts;
@@ -26,7 +26,7 @@ template <class U> struct ExpertMem {
     __host__ __device__ static size_t bars(int warps, int depth) { return ((size_t)warps * depth * 8 + 127) / 128 * 128; }
     __host__ __device__ static int pitch_of(int pairs) { return pairs * 32 + 16; } /* two tiles lie in separate banks */
     static size_t bytes(int warps, int depth, int pairs, int rows, int tiles) {
-        return HEAD + bars(warps, depth) + (size_t)warps * ((size_t)depth * TASK + PLACES * sizeof(float)) +
+        return HEAD + bars(warps, depth) + (size_t)warps * ((size_t)depth * SLOT + PLACES * sizeof(float)) +
                (size_t)rows * pairs * EXPERT_PAIR_ACTS + (size_t)tiles * pitch_of(pairs) * sizeof(float);
     }
     __device__ __forceinline__ ExpertMem(uint8_t *mem, int depth, int segs, int rows) {
@@ -36,8 +36,8 @@ template <class U> struct ExpertMem {
         mem += HEAD;
         full = (uint64_t *)mem + warp * depth;
         mem += bars(warps, depth);
-        ring = mem + (size_t)warp * depth * TASK;
-        mem += (size_t)warps * depth * TASK;
+        ring = mem + (size_t)warp * depth * SLOT;
+        mem += (size_t)warps * depth * SLOT;
         box = (float *)mem + warp * PLACES;
         acts = mem + warps * PLACES * sizeof(float);
         parts = (float *)(acts + rows * pairs * EXPERT_PAIR_ACTS);
@@ -55,7 +55,7 @@ template <class U> struct ExpertMem {
     __device__ __forceinline__ void ask(int slot, const uint8_t *w, bool whole) const {
         const int bytes = whole ? TASK : U::UNIT;
         bar_expect(full + slot, bytes);
-        bulk_copy(ring + (size_t)slot * TASK, w, bytes, full + slot);
+        bulk_copy(ring + (size_t)slot * SLOT, w, bytes, full + slot);
         bar_issued(full + slot);
     }
 };
@@ -134,8 +134,8 @@ __device__ __forceinline__ float expert_fold(const uint8_t *w, const uint8_t *co
     float t[2][2][2 * SETS], mine[8 * SETS];
     expert_dots<U>(w, ExpertActs<U>(codes, lane), lane, zero, c);
 #pragma unroll
-    for (int u = 0; u < 2; u++) one_scaled<SETS>(c[u], scales + u * 16, lane & 3, t[u]);
-    one_change<SETS>(box, lane, t, mine);
+    for (int u = 0; u < 2; u++) one_scaled<SETS>(c[u], scales + u * 16 + 4 * (lane & 3), t[u]);
+    one_change<SETS>(OneBox<SETS>(box, lane), t, mine);
     const typename U::Row raw = U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15);
     float a[8], b[8];
     U::row(raw, a, b);
@@ -159,7 +159,7 @@ template <class U, class At, class Row> __device__ __forceinline__ void expert_f
     for (int k = threadIdx.x >> 5; k < tasks; k += warps) {
         const int tile = one_quotient(k, by_pairs), pair = k - tile * m.pairs, r = row(tile);
         bar_wait(m.full + slot, phase);
-        const float p = expert_fold<U>(m.ring + slot * ExpertMem<U>::TASK, m.codes(r) + pair * 512, m.scales(r) + pair * 32, m.sums(r) + pair * 16, m.pairs, m.box, lane, zero);
+        const float p = expert_fold<U>(m.ring + slot * ExpertMem<U>::SLOT, m.codes(r) + pair * 512, m.scales(r) + pair * 32, m.sums(r) + pair * 16, m.pairs, m.box, lane, zero);
         m.parts[tile * m.pitch + pair * 32 + lane] = p;
         const int next = k + warps * depth;
         __syncwarp(); /* the slot and the box are read */

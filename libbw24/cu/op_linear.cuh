@@ -497,8 +497,8 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
     const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = g.warps, D = g.depth, S = a.segs, C = g.chunk; /* warp: a register */
     uint64_t *full = (uint64_t *)sm + warp * SMALL_DEPTH, *handed = (uint64_t *)sm + SMALL_WARPS * SMALL_DEPTH, *freed = handed + BUFS; /* full: of a warp */
     float4 *box = (float4 *)(sm + SMALL_BARS) + warp * BOX;
-    uint8_t *rings = sm + SMALL_BARS + (boxed<U, R>() ? W * BOX * 16 : 0), *ring = rings + (size_t)warp * D * U::UNIT;
-    float *parts = (float *)(rings + (size_t)W * D * U::UNIT); /* [BUFS][T][C][PU] */
+    uint8_t *rings = sm + SMALL_BARS + (boxed<U, R>() ? W * BOX * 16 : 0), *ring = rings + (size_t)warp * D * UNIT_SLOT<U>;
+    float *parts = (float *)(rings + (size_t)W * D * UNIT_SLOT<U>); /* [BUFS][T][C][PU] */
     uint8_t *codes = (uint8_t *)(parts + BUFS * T * C * PU);
     float *delta = (float *)(codes + R * (S * 256 + 32)), *sum = delta + S * 8 * R, *low = sum + S * 8 * R;
     UnitQueue<U, GLU> queue = {a, g, NULL, 0, warp};
@@ -509,7 +509,7 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
         __syncwarp();
         queue.src = queue.source(lane);
 #pragma unroll 1
-        for (int i = 0; i < D && i * W + warp < g.early; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
+        for (int i = 0; i < D && i * W + warp < g.early; i++) queue.next(ring + (size_t)i * UNIT_SLOT<U>, full + i, lane);
     } else if (threadIdx.x - W * 32 < BUFS) {
         int i = threadIdx.x - W * 32;
         bar_init(handed + i, C);
@@ -523,7 +523,7 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
         for (int seg = warp; seg < S; seg += W) stage_acts<R, U::FORM>(a, codes, delta, seg, lane);
         asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll 1
-        for (int i = queue.k; i < D; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane); /* the input is there: see k_linear_one */
+        for (int i = queue.k; i < D; i++) queue.next(ring + (size_t)i * UNIT_SLOT<U>, full + i, lane); /* the input is there: see k_linear_one */
         __syncwarp();
     }
     if (g.mixed) __syncthreads(); /* else a warp reads what it brought */
@@ -543,9 +543,9 @@ __global__ void __launch_bounds__(small_threads<R>(), 1) k_linear_small(const __
             for (int t = 0; t < tiles; t++) {
                 float p[2][2];
                 bar_wait(full + slot, ring_phase);
-                unit_fold<U, R>(ring + slot * U::UNIT, x, lane, zero, box, p, [&]() {
+                unit_fold<U, R>(ring + slot * UNIT_SLOT<U>, x, lane, zero, box, p, [&]() {
                     __syncwarp();
-                    queue.next(ring + slot * U::UNIT, full + slot, lane);
+                    queue.next(ring + slot * UNIT_SLOT<U>, full + slot, lane);
                 });
                 if (++slot == D) { slot = 0; ring_phase ^= 1; }
                 unit_store<R>(to, lane, p);
@@ -565,7 +565,7 @@ template <class U, int R, bool GLU> inline size_t small_shared(const SmallShape 
     constexpr int FLOATS = U::FORM == FORM_S2M ? 3 : U::FORM == FORM_S1M ? 2 : 1; /* of a group's activations */
     const size_t acts = (size_t)R * (segs * 256 + 32) + (size_t)segs * 8 * R * 4 * FLOATS;
     const size_t parts = (size_t)2 * (GLU ? 4 : 2) * g.chunk * PartLayout<R>::UNIT * 4;
-    return SMALL_BARS + (size_t)g.warps * ((boxed<U, R>() ? BOX * 16 : 0) + g.depth * U::UNIT) + parts + acts;
+    return SMALL_BARS + (size_t)g.warps * ((boxed<U, R>() ? BOX * 16 : 0) + g.depth * UNIT_SLOT<U>) + parts + acts;
 }
 
 enum { RING_KB = 74 }; /* measured on the H200 (research/orders) */
@@ -579,7 +579,7 @@ template <class U, int R, bool GLU> SmallShape small_shape(size_t shared_max, in
         g.chunk = (segs + g.chunks - 1) / g.chunks;
         g.mixed = segs % g.warps;
         if (segs - (g.chunks - 1) * g.chunk < g.warps) continue;
-        g.depth = RING_KB * 1024 / (g.warps * U::UNIT);
+        g.depth = RING_KB * 1024 / (g.warps * UNIT_SLOT<U>);
         if (g.depth < 2) g.depth = 2;
         if (g.depth > SMALL_DEPTH) g.depth = SMALL_DEPTH;
         while (g.depth > 2 && small_shared<U, R, GLU>(g, segs) > shared_max) g.depth--;

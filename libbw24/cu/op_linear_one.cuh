@@ -7,15 +7,16 @@
 #ifndef BW24_CU_OP_LINEAR_ONE_CUH
 #define BW24_CU_OP_LINEAR_ONE_CUH
 
+#include <type_traits>
 #include "op_linear.cuh"
 
 namespace bw {
 
-enum { ONE_THREADS = 512, ONE_WARPS = ONE_THREADS / 32, ONE_BARS = 1024 }; /* ONE_BARS: bytes of shared memory for the barriers of the rings */
+enum { ONE_THREADS = 512, ONE_WARPS = ONE_THREADS / 32, ONE_BARS = 512 }; /* ONE_BARS: bytes of shared memory for the barriers of the rings and of blocks in twos */
 
 struct OneShape {
     int warps; /* warps that fold */
-    int depth; /* pairs of units of a warp's ring, at most 32 */
+    int depth; /* pairs of units of a warp's ring: 1 or 2 */
     int tiles; /* tiles of 16 outputs of a pass; with GLU a multiple of 4 */
     int glu;   /* tiles come in fours: two of gate, two of up */
     int early; /* warps that ask for their first pair before the dependency wait: the input queues behind what is asked for, which takes microseconds */
@@ -72,12 +73,6 @@ template <class U, int TWO> struct OneWork {
         pair = from_pair + (g.glu ? k >> 2 : k);
         t = n + (k & (extra - 1));
         return true;
-    }
-    /* to the next item after i */
-    __device__ __forceinline__ void next(int i, int n, int &pair, int &t) const {
-        const int own = n * pairs;
-        if (TWO && i + 1 == own) { pair = from_pair; t = n; }
-        else if (++t == (!TWO || i < own ? n : n + extra)) { pair++; t = !TWO || i < own ? 0 : n; }
     }
     /* address of the pair of units (pair, tile t of the block), its lowest bit set where the second unit is past the matrix */
     __device__ __forceinline__ uintptr_t address(int pair, int t) const {
@@ -160,16 +155,40 @@ template <class U> struct OneActs {
     }
 };
 
+/* Where the values of a warp's pair change lanes: 32 rows of 8 SETS floats, rows side by side by 32 floats, behind which 4 are free, so that no read or write
+ * of 16 bytes has a bank twice */
+template <int SETS> struct OneBox {
+    __host__ __device__ static constexpr int place(int row) { return row * 8 * SETS + row / (4 / SETS) * 4; }
+    static constexpr int PLACES = place(32);
+    float *put;       /* the lane's two values (SETS = 2: four) of row gid of the first unit */
+    const float *get; /* the values of the lane's row */
+    __device__ __forceinline__ OneBox(float *box, int lane) : put(box + place(lane >> 2) + (lane & 3) * 2 * SETS), get(box + place(lane)) {}
+};
+
+/* What a lane keeps over all of its warp's pairs: the lane, the first words of the table of a unit that has one (unit.cuh), its box. A fold is bound by what it
+ * issues: what is kept here would else be made from the thread's number for each pair anew. */
+template <class U> struct OneLane {
+    int lane;
+    uint32_t plus, minus;
+    OneBox<OneActs<U>::SETS> box;
+    /* zero: 0 in a way that the compiler does not see. What comes from another lane it cannot make again, and so keeps. */
+    __device__ __forceinline__ OneLane(float *to, uint32_t zero) : lane(__shfl_sync(~0u, (int)threadIdx.x & 31, (int)threadIdx.x & 31)), plus(0), minus(0), box(to, lane) {
+        if constexpr (U::APART) {
+            plus = __shfl_sync(~0u, U::FIRST_PLUS | zero, lane);
+            minus = __shfl_sync(~0u, U::FIRST_MINUS | zero, lane);
+        }
+    }
+};
+
 /* The accumulators of a lane: of unit u, rows gid and gid + 8: groups 2 tig and 2 tig + 1 (halves: set e has first and second half of group 2 tig + e).
  * The units go side by side, so that one's mma hide the other's; one after the other where registers are short. */
-template <class U, class Read>
-__device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, int lane, uint32_t zero, int (*c)[OneActs<U>::SETS][4], Read read) {
+template <class U, class Read> __device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, const OneLane<U> &o, int (*c)[OneActs<U>::SETS][4], Read read) {
     constexpr bool TURNS = U::APART || U::FORM == FORM_S2M, EARLY = U::UNIT < 3072; /* EARLY: units fit in registers */
     constexpr int SETS = OneActs<U>::SETS, PACKS = 2 * U::PACKS;
     typename U::Pack pk[2][2][PACKS];
     const auto get = [&](int u, int i) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) pk[u][r][i] = U::template load_pack<true>(w + u * U::UNIT + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
+        for (int r = 0; r < 2; r++) pk[u][r][i] = U::template load_pack<true>(w + u * U::UNIT + i / U::PACKS * U::HALF, i % U::PACKS, r, o.lane);
     };
     if (EARLY && !TURNS) {
 #pragma unroll
@@ -188,7 +207,7 @@ __device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, 
         }
         if (!EARLY && !e) get(u, i);
         if constexpr (U::APART)
-            apart_dots<false>(U::template signs<true>(pk[u][0][i], e, zero), U::template signs<true>(pk[u][1][i], e, zero), x.b[u][j], false, c[u][s], NULL);
+            apart_dots<false>(U::template signs<true>(pk[u][0][i], e, o.plus, o.minus), U::template signs<true>(pk[u][1][i], e, o.plus, o.minus), x.b[u][j], false, c[u][s], NULL);
         else {
             uint32_t l0, h0, l1, h1;
             U::unpack(pk[u][0][i], e, l0, h0);
@@ -199,9 +218,9 @@ __device__ __forceinline__ void one_dots(const uint8_t *w, const OneActs<U> &x, 
     if (!EARLY) read();
 }
 
-/* i of a unit's accumulators; delta: of the unit's segment, 16 floats */
-template <int SETS> __device__ __forceinline__ void one_scaled(const int (&c)[SETS][4], const float *delta, int tig, float (&t)[2][2 * SETS]) {
-    const float4 d = *(const float4 *)(delta + 4 * tig);
+/* i of a unit's accumulators; delta: the lane's four floats of the unit's segment */
+template <int SETS> __device__ __forceinline__ void one_scaled(const int (&c)[SETS][4], const float *delta, float (&t)[2][2 * SETS]) {
+    const float4 d = *(const float4 *)delta;
     const GroupScale d0(d.x, d.z), d1(d.y, d.w);
 #pragma unroll
     for (int r = 0; r < 2; r++)
@@ -211,30 +230,21 @@ template <int SETS> __device__ __forceinline__ void one_scaled(const int (&c)[SE
             for (int s = 0; s < SETS; s++) t[r][e * SETS + s] = (e ? d1 : d0).of(SETS == 2 ? c[e][2 * r + s] : c[0][2 * r + e]);
 }
 
-/* Lanes of a quad hold the values of two groups each of four rows; afterwards lane 16 u + row holds all values of its row, groups ascending. box: 256 SETS
- * floats of the warp. No bank twice: a row's values begin in another place than those of the rows that share its banks. */
-template <int SETS> __device__ __forceinline__ void one_change(float *box, int lane, const float (*t)[2][2 * SETS], float *mine) {
-    const int gid = lane >> 2, tig = lane & 3;
-    if constexpr (SETS == 1) {
-        float *to = box + gid * 8 + ((2 * tig) ^ (gid & 4));
+/* Lanes of a quad hold the values of two groups each of four rows; afterwards lane 16 u + row holds all values of its row, groups ascending */
+template <int SETS> __device__ __forceinline__ void one_change(const OneBox<SETS> &box, const float (*t)[2][2 * SETS], float *mine) {
 #pragma unroll
-        for (int u = 0; u < 2; u++)
+    for (int u = 0; u < 2; u++)
 #pragma unroll
-            for (int r = 0; r < 2; r++) *(float2 *)(to + u * 128 + r * 64) = make_float2(t[u][r][0], t[u][r][1]);
-        __syncwarp();
-        eight(box + lane * 8, lane & 4, mine);
-    } else {
-        float *to = box + gid * 16 + (tig ^ (gid >> 1)) * 4;
-#pragma unroll
-        for (int u = 0; u < 2; u++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) *(float4 *)(to + u * 256 + r * 128) = make_float4(t[u][r][0], t[u][r][1], t[u][r][2], t[u][r][3]);
-        __syncwarp();
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float4 v = *(const float4 *)(box + lane * 16 + (k ^ (lane >> 1 & 3)) * 4);
-            mine[4 * k] = v.x; mine[4 * k + 1] = v.y; mine[4 * k + 2] = v.z; mine[4 * k + 3] = v.w;
+        for (int r = 0; r < 2; r++) {
+            float *to = box.put + OneBox<SETS>::place(16 * u + 8 * r);
+            if constexpr (SETS == 1) *(float2 *)to = make_float2(t[u][r][0], t[u][r][1]);
+            else *(float4 *)to = make_float4(t[u][r][0], t[u][r][1], t[u][r][2], t[u][r][3]);
         }
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 8 * SETS; k += 4) {
+        const float4 v = *(const float4 *)(box.get + k);
+        mine[k] = v.x; mine[k + 1] = v.y; mine[k + 2] = v.z; mine[k + 3] = v.w;
     }
 }
 
@@ -257,31 +267,35 @@ __device__ __forceinline__ float one_row_fold(const float (&a)[8], const float (
     return p;
 }
 
+/* what the activations' scales are multiplied by, and a row's are too small by */
+template <class U> constexpr float ONE_OVER = std::is_same<U, U_NVFP4>::value ? 128.0f : 1.0f;
+template <class U> __device__ __forceinline__ void one_row_scales(const typename U::Row &raw, float *a, float *b) {
+    if constexpr (ONE_OVER<U> != 1.0f) U::row_over_128(raw, a, b);
+    else U::row(raw, a, b);
+}
 /* Scales of a row before the products, whose latency hides them: where registers suffice for the 16 */
 template <class U> constexpr bool ROW_EARLY = U::APART;
 template <class U> __device__ __forceinline__ void one_scales(const typename U::Row &raw, float (&a)[8], float (&b)[8]) {
-    U::row(raw, a, b);
+    one_row_scales<U>(raw, a, b);
 #pragma unroll
     for (int j = 0; j < 8; j++) asm volatile("" : "+f"(a[j]), "+f"(b[j])); /* here, not where they are wanted */
 }
 
-/* p of the lane's row (lane % 16) in unit lane / 16 of the pair at w. delta (as put_scale puts it), sum, low: of the two segments.
- * read() is called by the whole warp once the pair is not read again */
+/* p of the lane's row (lane % 16) in unit lane / 16 of the pair at w. delta: the lane's of the first segment (as put_scale puts them), the second's 16 floats
+ * on; sum, low: of the lane's segment. read() is called by the whole warp once the pair is not read again */
 template <class U, class Read>
-__device__ __forceinline__ float one_fold(const uint8_t *w, const OneActs<U> &x, const float *delta, const float *sum, const float *low, float *box, int lane,
-                                          uint32_t zero, Read read) {
+__device__ __forceinline__ float one_fold(const uint8_t *w, const OneActs<U> &x, const float *delta, const float *sum, const float *low, const OneLane<U> &o, Read read) {
     constexpr int SETS = OneActs<U>::SETS;
-    const int seg = lane >> 4;
     int c[2][SETS][4];
     float t[2][2][2 * SETS], mine[8 * SETS], a[8], b[8];
-    const typename U::Row raw = U::fetch_row(w + seg * U::UNIT + 2 * U::HALF, lane & 15);
+    const typename U::Row raw = U::fetch_row(w + (o.lane >> 4) * U::UNIT + 2 * U::HALF, o.lane & 15);
     if (ROW_EARLY<U>) one_scales<U>(raw, a, b);
-    one_dots<U>(w, x, lane, zero, c, read);
+    one_dots<U>(w, x, o, c, read);
 #pragma unroll
-    for (int u = 0; u < 2; u++) one_scaled<SETS>(c[u], delta + u * 16, lane & 3, t[u]);
-    if (!ROW_EARLY<U>) U::row(raw, a, b);
-    one_change<SETS>(box, lane, t, mine);
-    return one_row_fold<U, SETS>(a, b, raw, mine, sum + seg * 8, low + seg * 8);
+    for (int u = 0; u < 2; u++) one_scaled<SETS>(c[u], delta + u * 16, t[u]);
+    if (!ROW_EARLY<U>) one_row_scales<U>(raw, a, b);
+    one_change<SETS>(o.box, t, mine);
+    return one_row_fold<U, SETS>(a, b, raw, mine, sum, low);
 }
 
 /* four values by a load that the compiler leaves before the dependency wait */
@@ -294,12 +308,13 @@ __device__ __forceinline__ void load_one(const float *p, float *v) { asm volatil
 struct OneRow { uint8_t *codes; float *delta, *sum, *low; };
 
 /* eight values of the NORM, quantised; the first block writes them to norm.y as well */
-template <Form F> __device__ __forceinline__ void one_put(const LinearArgs &a, const OneRow &o, int seg, int lane, const float (&v)[8]) {
+template <class U> __device__ __forceinline__ void one_put(const LinearArgs &a, const OneRow &o, int seg, int lane, const float (&v)[8]) {
+    constexpr Form F = U::FORM;
     const Quant8 q = quant_eight(v, a.fault, a.norm.op);
     const int g = seg * 8 + (lane >> 2), c = seg * 256 + lane * 8;
     put_eight(o.codes + g * 32, lane, q);
     if (!(lane & 3)) {
-        put_scale(o.delta, g, q.d);
+        put_scale(o.delta, g, q.d * ONE_OVER<U>);
         if (F == FORM_S1M || F == FORM_S2M) o.sum[g] = q.d * (float)q.sum;
         if (F == FORM_S2M) o.low[g] = q.d * (float)q.low;
     }
@@ -341,7 +356,7 @@ __device__ __forceinline__ void one_squares(const OneLoads &l, float (&p)[2]) {
 #pragma unroll
         for (int j = 0; j < 8; j++) p[i] = fmaf(l.t[i][j], l.t[i][j], p[i]);
 }
-template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part, OneLoads &l, float (&p)[2]) {
+template <class U> __device__ __forceinline__ void one_norm(const LinearArgs &a, const OneRow &o, float *part, OneLoads &l, float (&p)[2]) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = a.x.cols, S = a.segs;
     float(&w)[2][8] = l.w, (&v)[2][8] = l.v;
 #pragma unroll
@@ -364,7 +379,7 @@ template <Form F> __device__ __forceinline__ void one_norm(const LinearArgs &a, 
     for (int s = warp; s < S; s += ONE_WARPS) {
 #pragma unroll
         for (int j = 0; j < 8; j++) v[0][j] = (v[0][j] * r) * w[0][j];
-        one_put<F>(a, o, s, lane, v[0]);
+        one_put<U>(a, o, s, lane, v[0]);
 #pragma unroll
         for (int j = 0; j < 8; j++) { v[0][j] = v[1][j]; w[0][j] = w[1][j]; }
     }
@@ -385,38 +400,35 @@ template <Form F> __device__ __forceinline__ void one_codes(const LinearArgs &a,
     asm volatile("cp.async.commit_group;");
     one_group<F>(a, threadIdx.x, l.t[0]);
 }
-template <Form F> __device__ __forceinline__ void one_stage(const LinearArgs &a, const OneRow &o, OneLoads &l) {
+template <class U> __device__ __forceinline__ void one_stage(const LinearArgs &a, const OneRow &o, OneLoads &l) {
+    constexpr Form F = U::FORM;
 #pragma unroll 1
     for (int i = threadIdx.x; i < a.segs * 8; i += ONE_THREADS, one_group<F>(a, i, l.t[0])) {
-        put_scale(o.delta, i, l.t[0][0]);
+        put_scale(o.delta, i, l.t[0][0] * ONE_OVER<U>);
         if (F == FORM_S1M || F == FORM_S2M) o.sum[i] = l.t[0][1];
         if (F == FORM_S2M) o.low[i] = l.t[0][2];
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-/* y from +0, segments ascending, of N rows of p's at distance `apart`: all values of a round are under way before one is added */
+/* y from +0, segments ascending, of N rows of p's at distance `apart`: all values of a round are under way before one is added. Of a sum from +0 a +0 more
+ * changes nothing. */
 template <int N> __device__ __forceinline__ void one_sum(const float *ps, int apart, int segs, float *y) {
     enum { ROUND = 16 / N };
 #pragma unroll
     for (int i = 0; i < N; i++) y[i] = 0.0f;
-    int s = 0;
 #pragma unroll 1
-    for (; s + ROUND <= segs; s += ROUND, ps += 16 * ROUND) {
+    for (int s = 0; s < segs; s += ROUND, ps += 16 * ROUND) {
         float v[N][ROUND];
 #pragma unroll
         for (int k = 0; k < ROUND; k++)
 #pragma unroll
-            for (int i = 0; i < N; i++) v[i][k] = ps[i * apart + k * 16];
+            for (int i = 0; i < N; i++) v[i][k] = s + k < segs ? ps[i * apart + k * 16] : 0.0f;
 #pragma unroll
         for (int k = 0; k < ROUND; k++)
 #pragma unroll
             for (int i = 0; i < N; i++) y[i] = y[i] + v[i][k];
     }
-#pragma unroll 1
-    for (; s < segs; s++, ps += 16)
-#pragma unroll
-        for (int i = 0; i < N; i++) y[i] = y[i] + ps[i * apart];
 }
 
 /* Where the outputs of the first pass go, looked up while the input is on its way: one a thread, read by the same thread. -0 is added where there is no
@@ -484,20 +496,20 @@ __device__ __forceinline__ void one_arguments(const LinearArgs &a, const OneShap
  * suffices. Traffic: every weight byte once; activations once a block. */
 template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_one(const __grid_constant__ LinearArgs a, const __grid_constant__ OneShape g) {
     extern __shared__ __align__(128) uint8_t sm[];
-    constexpr int PAIR = 2 * U::UNIT;
+    constexpr int PAIR = 2 * U::UNIT, SLOT = PAIR_SLOT<U>;
     constexpr Form F = U::FORM;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth;
     one_arguments(a, g, warp);
     const OneWork<U, TWO> work(a, g, warp);
-    uint64_t *full = (uint64_t *)sm + warp * D, *handed = (uint64_t *)(sm + ONE_BARS) - 1;
-    uint8_t *ring = sm + ONE_BARS + (size_t)warp * D * PAIR;
+    uint64_t *handed = (uint64_t *)(sm + ONE_BARS) - 1, *full = (uint64_t *)sm + warp * D;
+    uint8_t *slot = sm + ONE_BARS + (size_t)warp * D * SLOT; /* slot and barrier in hand */
     uintptr_t src = 0; /* lane l: of the warp's pair k with k % 32 == l that is to be asked for next */
-    const auto ask = [&](int k, int slot) { /* the pair k into a slot; by the whole warp, k ascending */
+    const auto ask = [&](int k, uint8_t *to, uint64_t *bar) { /* the pair k into a slot; by the whole warp, k ascending */
         if (lane != (k & 31) || !src) return;
         const int bytes = src & 1 ? U::UNIT : PAIR;
-        bar_expect(full + slot, bytes);
-        bulk_copy_once(ring + slot * PAIR, (const void *)(src & ~(uintptr_t)1), bytes, full + slot);
-        bar_issued(full + slot);
+        bar_expect(bar, bytes);
+        bulk_copy_once(to, (const void *)(src & ~(uintptr_t)1), bytes, bar);
+        bar_issued(bar);
     };
     int asked = 0;
     if (warp < W) {
@@ -508,15 +520,14 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
         __syncwarp();
         src = work.early(lane);
         if (warp < g.early) {
-            ask(0, 0);
+            ask(0, slot, full);
             asked = __any_sync(~0u, src != 0);
         }
     }
     if (TWO) { __syncwarp(); two_here(); }
     pdl_trigger();
     const int pairs = work.pairs, pitch = pairs * 32 + 16; /* of a tile's p's; two tiles lie in separate banks */
-    constexpr int PLACES = 256 * OneActs<U>::SETS; /* floats of a warp's box */
-    float *boxes = (float *)(sm + ONE_BARS + (size_t)W * D * PAIR), *parts = boxes + W * PLACES;
+    float *boxes = (float *)(sm + ONE_BARS + (size_t)W * D * SLOT), *parts = boxes + W * OneBox<OneActs<U>::SETS>::PLACES;
     uint8_t *codes = (uint8_t *)(parts + (size_t)(work.count + work.extra > g.tiles ? 2 : 1) * g.tiles * pitch);
     float *delta = (float *)(codes + pairs * 512), *sum = delta + pairs * 32, *low = sum + (F == FORM_S1M || F == FORM_S2M) * pairs * 16;
     OneOut *outs = (OneOut *)(low + (F == FORM_S2M) * pairs * 16);
@@ -530,49 +541,64 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
     const float res = one_res(work, outs);
     float squares[2] = {0.0f, 0.0f};
     if (a.norm.x) one_squares(loads, squares);
-    else one_stage<F>(a, row, loads);
+    else one_stage<U>(a, row, loads);
     /* When the input is there, not right behind its loads: what the first blocks ask for fills the queues of the L2 with reads of memory, behind which the
      * input of the blocks that begin last would wait for microseconds. No sum of squares is below zero: it is looked at so that it is waited for. */
     if (warp < W && !(squares[0] < 0.0f)) {
 #pragma unroll 1
-        for (int k = asked; k < D; k++) ask(k, k);
+        for (int k = asked; k < D; k++) ask(k, slot + k * SLOT, full + k);
     }
-    if (a.norm.x) one_norm<F>(a, row, parts, loads, squares);
+    if (a.norm.x) one_norm<U>(a, row, parts, loads, squares);
     __syncthreads();
     if (TWO) two_ready();
     OneActs<U> x;
-    const uint32_t zero = (uint32_t)lane * (uint32_t)(a.rows - 1); /* one row; the compiler does not know */
-    int k = 0, slot = 0, phase = 0, now = -1;
+    const OneLane<U> o(boxes + (warp < W ? warp : 0) * OneBox<OneActs<U>::SETS>::PLACES, (uint32_t)lane * (uint32_t)(a.rows - 1)); /* one row */
+    const float *deltas = delta + 4 * (o.lane & 3), *sums = sum + (o.lane >> 4) * 8, *lows = low + (o.lane >> 4) * 8;
+    float *to_lane = parts + o.lane;
+    int k = D, step = D > 1; /* the pair to ask for next; from the slot in hand to the other */
+    uint32_t turns = D > 1 ? 0xccccccccu : 0xaaaaaaaau; /* lowest bit: parity of the slot in hand */
     for (int base = 0, pass = 0; base < work.count; base += g.tiles, pass++) {
-        const int n = min(g.tiles, work.count - base);
-        float *half = parts + (size_t)(pass & 1) * g.tiles * pitch;
+        const int n = min(g.tiles, work.count - base), half = (pass & 1) * g.tiles * pitch;
         if (warp < W) {
-            int i, to;
+            int i, to, pair, t;
             work.run(n, i, to);
-            int pair, t;
             if (!work.shared(i, n, pair, t)) {
                 pair = pass ? i / n : one_quotient(i, work.by_first());
                 t = i - pair * n;
             }
 #pragma unroll 1
-            for (; i < to; i++, k++) {
-                if (pair != now) { x.load(codes + pair * 512, lane); now = pair; }
-                bar_wait(full + slot, phase);
-                const float p = one_fold<U>(ring + slot * PAIR, x, delta + pair * 32, sum + pair * 16, low + pair * 16, boxes + warp * PLACES, lane, zero, [&]() {
-                    __syncwarp(); /* the pair is in registers */
-                    if (!((k + D) & 31)) src = work.source(k + D + lane);
-                    ask(k + D, slot);
-                });
-                float *to_p = half + t * pitch + pair * 32 + lane;
-                if (TWO && t >= n && work.is_second()) two_hand(to_p, p, handed);
-                else *to_p = p;
-                work.next(i, n, pair, t);
-                if (++slot == D) { slot = 0; phase ^= 1; }
+            while (i < to) { /* tiles of one pair of segments */
+                const bool own = !TWO || i < n * pairs, hands = !own && work.is_second();
+                int m = min(to - i, (own ? n : n + work.extra) - t);
+                x.load(codes + pair * 512, lane);
+                float *to_p = to_lane + half + t * pitch + pair * 32;
+                const float *d = deltas + pair * 32, *s = sums + pair * 16, *l = lows + pair * 16;
+                i += m;
+                pair++;
+                t = own ? 0 : n;
+                if (TWO && own && i == n * pairs) { pair = work.from_pair; t = n; }
+#pragma unroll 1
+                do {
+                    bar_wait(full, turns & 1);
+                    const float p = one_fold<U>(slot, x, d, s, l, o, [&]() {
+                        __syncwarp(); /* the pair is in registers */
+                        if (!(k & 31)) src = work.source(k + lane);
+                        ask(k, slot, full);
+                    });
+                    k++;
+                    if (hands) two_hand(to_p, p, handed);
+                    else *to_p = p;
+                    to_p += pitch;
+                    slot += step * SLOT;
+                    full += step;
+                    step = -step;
+                    turns = __funnelshift_r(turns, turns, 1);
+                } while (--m);
             }
         }
         __syncthreads();
         if (work.extra && !work.is_second()) bar_wait(handed, 0);
-        one_finish(work, base, work.sums(n), half, pitch, outs, res);
+        one_finish(work, base, work.sums(n), parts + half, pitch, outs, res);
     }
 }
 
@@ -594,7 +620,7 @@ template <class U> inline size_t one_shared(const OneShape &g, int segs, int blo
     const size_t pairs = (size_t)(segs + 1) / 2;
     const int most = one_most(all, blocks, two) * (g.glu ? 4 : 1);
     const size_t scales = 2 + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) + (U::FORM == FORM_S2M), parts = (most > g.tiles ? 2 : 1) * (size_t)g.tiles * (pairs * 32 + 16) * 4;
-    return (size_t)ONE_BARS + (size_t)g.warps * (g.depth * 2 * U::UNIT + 1024 * OneActs<U>::SETS) + parts + pairs * (512 + scales * 64) + ONE_OUTS * sizeof(OneOut);
+    return (size_t)ONE_BARS + (size_t)g.warps * (g.depth * PAIR_SLOT<U> + OneBox<OneActs<U>::SETS>::PLACES * 4) + parts + pairs * (512 + scales * 64) + ONE_OUTS * sizeof(OneOut);
 }
 
 } // namespace bw

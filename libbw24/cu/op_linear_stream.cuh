@@ -198,7 +198,7 @@ template <class U, int N> struct StreamWarp {
             x.ask(a.x, seg, at, HALVES ? (int)Place::PITCH : pitch, HALVES ? (float *)(at + Place::SCALES) : scales + (all ? seg * VALUES : 0), lane);
         }
 #pragma unroll 1
-        for (int i = queue.k; i < g.depth; i++) queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
+        for (int i = queue.k; i < g.depth; i++) queue.next(ring + (size_t)i * UNIT_SLOT<U>, full + i, lane);
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();
         if (HALVES && all)
@@ -212,9 +212,9 @@ template <class U, int N> struct StreamWarp {
     template <class P> __device__ __forceinline__ void fold(int to, P products) {
         float p[N][2][2];
         bar_wait(full + slot, ring_phase);
-        products(ring + slot * U::UNIT, p, [&]() {
+        products(ring + slot * UNIT_SLOT<U>, p, [&]() {
             __syncwarp();
-            queue.next(ring + slot * U::UNIT, full + slot, lane);
+            queue.next(ring + slot * UNIT_SLOT<U>, full + slot, lane);
         });
         if (++slot == g.depth) { slot = 0; ring_phase ^= 1; }
         bar_wait(freed + buf, buf_phase);
@@ -393,8 +393,8 @@ __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(con
     extern __shared__ __align__(128) uint8_t sm[];
     const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = g.warps, D = g.depth, S = a.segs; /* warp: a register */
     uint64_t *full = (uint64_t *)sm + warp * STREAM_DEPTH, *handed = (uint64_t *)sm + SMALL_WARPS * STREAM_DEPTH, *freed = handed + STREAM_BUFS;
-    uint8_t *at = sm + (STREAM_BARS + 127) / 128 * 128, *ring = at + (size_t)warp * D * U::UNIT;
-    at += (size_t)W * D * U::UNIT;
+    uint8_t *at = sm + (STREAM_BARS + 127) / 128 * 128, *ring = at + (size_t)warp * D * UNIT_SLOT<U>;
+    at += (size_t)W * D * UNIT_SLOT<U>;
     float4 *box = (float4 *)(at + warp * stream_box<U, N>(g));
     at += W * stream_box<U, N>(g);
     uint8_t *codes = at + (g.place == RESIDENT ? 0 : warp * stream_slot<U, N>(g.place == STREAMED_HALVES));
@@ -408,7 +408,7 @@ __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(con
         __syncwarp();
         w.queue.src = w.queue.source(lane);
 #pragma unroll 1
-        for (int i = 0; i < D && i * W + warp < g.early; i++) w.queue.next(ring + (size_t)i * U::UNIT, full + i, lane);
+        for (int i = 0; i < D && i * W + warp < g.early; i++) w.queue.next(ring + (size_t)i * UNIT_SLOT<U>, full + i, lane);
     } else if (threadIdx.x - W * 32 < STREAM_BUFS) {
         const int i = threadIdx.x - W * 32;
         bar_init(handed + i, g.slots);
@@ -429,7 +429,7 @@ __global__ void __launch_bounds__(StreamSize<N>::THREADS, 1) k_linear_stream(con
 }
 
 template <class U, int N> inline size_t stream_shared(const StreamShape &g, int segs) {
-    const size_t warp = g.depth * U::UNIT + stream_box<U, N>(g);
+    const size_t warp = g.depth * UNIT_SLOT<U> + stream_box<U, N>(g);
     return (STREAM_BARS + 127) / 128 * 128 + g.warps * warp + stream_acts<U, N>(g, segs) + (size_t)g.bufs * g.slots * StreamSize<N>::PART * 4 + stream_kept<N>(g);
 }
 /* the widest block that fits, each warp with a segment of its own */

@@ -172,14 +172,28 @@ template <bool OFF> __device__ __forceinline__ TableApart table_signs(uint32_t b
 struct U_NVFP4 : Nibbles, RowOfPairs<U_NVFP4> {
     static constexpr Form FORM = FORM_S2;
     static constexpr bool APART = true;
-    /* The nibble of -0 does not occur. zero: 0 in a way that the compiler does not see, so that it keeps half of the table in a register */
-    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) {
+    /* The nibble of -0 does not occur. plus, minus: the first words of the two halves of the table */
+    static constexpr uint32_t FIRST_PLUS = 0x04030201u, FIRST_MINUS = 0xfdfeff80u;
+    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t plus, uint32_t minus) {
         const uint32_t w = word_of(p.v, c);
-        return table_signs<OFF>(w ^ 0x88888888u, w, 0x04030201u | zero, 0x0d090705u, 0xfdfeff80u | zero, 0xf4f8fafcu);
+        return table_signs<OFF>(w ^ 0x88888888u, w, plus, 0x0d090705u, minus, 0xf4f8fafcu);
+    }
+    /* zero: 0 in a way that the compiler does not see, so that it keeps these words in registers */
+    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) {
+        return signs<OFF>(p, c, FIRST_PLUS | zero, FIRST_MINUS | zero);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
         unpack_table(word_of(p.v, c), t, lo, hi);
+    }
+    /* the row's scales over 128, by four operations a pair of groups less: for activations whose scales are 128 times as large */
+    static __device__ __forceinline__ void row_over_128(const Row &v, float *a, float *b) {
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            uint32_t x = (word_of(v, w) & 0x00ff00ffu) << 7, y = (word_of(v, w) & 0xff00ff00u) >> 1;
+            float2 p = __half22float2(*(__half2 *)&x), q = __half22float2(*(__half2 *)&y);
+            a[2 * w] = p.x; a[2 * w + 1] = p.y; b[2 * w] = q.x; b[2 * w + 1] = q.y;
+        }
     }
     /* half of each UE4M3 (bit 7 is clear): its bits as f16 are the value times 2^-8 */
     static __device__ __forceinline__ void pair(Pair v, int, float *a, float *b) {
@@ -194,9 +208,14 @@ struct U_NVFP4 : Nibbles, RowOfPairs<U_NVFP4> {
 struct U_IQ4_XS : Nibbles, RowOfPairs<U_IQ4_XS> {
     static constexpr Form FORM = FORM_S1;
     static constexpr bool APART = true;
-    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) { /* the lower half of the table is below zero */
+    static constexpr uint32_t FIRST_PLUS = 0x271a0e02u, FIRST_MINUS = 0xbfad9881u;
+    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t plus, uint32_t minus) { /* the lower half of the table is below zero */
         const uint32_t w = word_of(p.v, c);
-        return table_signs<OFF>(w, w ^ 0x88888888u, 0x271a0e02u | zero, 0x725a4636u, 0xbfad9881u | zero, 0xf6eaddcfu);
+        return table_signs<OFF>(w, w ^ 0x88888888u, plus, 0x725a4636u, minus, 0xf6eaddcfu);
+    }
+    /* zero: 0 in a way that the compiler does not see, so that it keeps these words in registers */
+    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) {
+        return signs<OFF>(p, c, FIRST_PLUS | zero, FIRST_MINUS | zero);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
@@ -313,6 +332,10 @@ struct U_INT8H : U_Q8_0 {
         for (int w = 0; w < 4; w++) mins({p.x[w], p.m[w]}, m0 + 2 * w, m1 + 2 * w);
     }
 };
+
+/* bytes from one slot of a ring of units, of pairs of units to the next: bulk copies to places that are no multiple of 128 are slower, one row's steps by 3-5 % */
+template <class U> constexpr int UNIT_SLOT = (U::UNIT + 127) / 128 * 128;
+template <class U> constexpr int PAIR_SLOT = (2 * U::UNIT + 127) / 128 * 128;
 
 /* the minima of a pair; nothing for the forms that keep none apart */
 template <class U> __device__ __forceinline__ void unit_mins(const typename U::Pair &p, float *m0, float *m1) {

@@ -190,6 +190,7 @@ inline float __int_as_float(int w) { return emu::of_word<float>((uint32_t)w); }
 template <class T> T __ldcg(const T *p) { return *p; }
 template <class T> T __ldg(const T *p) { return *p; }
 inline uint32_t __funnelshift_l(uint32_t lo, uint32_t hi, int n) { return n ? hi << n | lo >> (32 - n) : hi; }
+inline uint32_t __funnelshift_r(uint32_t lo, uint32_t hi, uint32_t n) { n &= 31; return n ? hi << (32 - n) | lo >> n : lo; }
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t sel) { return emu::prmt(a, b, sel); }
 inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += (int8_t)(a >> i) * (int8_t)(b >> i);

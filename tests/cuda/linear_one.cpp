@@ -63,12 +63,12 @@ template <class U> void check(const char *name, const Case &c) {
 template <class U> void type(const char *name) {
     check<U>(name, {1024, {96, 0, 0}, false, false, true, false, {4, 2, 3, 0, 1}, 2});          /* passes, a residual */
     check<U>(name, {672, {80, 32, 100}, false, true, false, true, {5, 1, 16, 0, 1}, 3});        /* norm, parts, an odd number of segments, the last one short */
-    check<U>(name, {512, {96, 96, 0}, true, true, false, false, {3, 3, 4, 1, 1}, 2});           /* GLU in passes */
+    check<U>(name, {512, {96, 96, 0}, true, true, false, false, {3, 2, 4, 1, 1}, 2});           /* GLU in passes */
     check<U>(name, {2304, {32, 0, 0}, false, false, false, false, {2, 2, 2, 0, 1}, 3});         /* a block without a tile */
 }
 
 int main() {
-    check<U_Q4_K>("Q4_K, long", {512, {1472, 32, 0}, false, true, false, false, {2, 3, 16, 0, 1}, 1}); /* more pairs a warp than lanes, seven passes */
+    check<U_Q4_K>("Q4_K, long", {512, {1472, 32, 0}, false, true, false, false, {2, 2, 16, 0, 1}, 1}); /* more pairs a warp than lanes, seven passes */
     type<U_Q4_K>("Q4_K");
     type<U_NVFP4>("NVFP4");
     type<U_Q8_0>("Q8_0");
