@@ -12,9 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CU = ROOT / "libbw24" / "cu"
-SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_many", "op_attend_few", "op_attend_team",
-           "early", "heads", "op_heads", "op_attend_short", "op_attend_heads", "op_attend_gated", "op_attend_any", "op_attend_merge",
-           "op_attend_fast", "op_attend_shared")
+SOURCES = ("device", "kv", "unit", "attend", "op_linear", "attend_piece", "bf16", "op_attend", "op_attend_many", "op_attend_few", "attend_team",
+           "op_attend_deep", "op_attend_team", "early", "heads", "op_heads", "op_attend_short", "op_attend_heads", "op_attend_gated", "op_attend_any",
+           "op_attend_merge", "op_attend_fast", "op_attend_shared")
 BARRIERS = """inline void bar_init(uint64_t *b, int n) { emu::bar_init(b, n); }
 inline void bar_arrive(uint64_t *b) { emu::bar_arrive(b); }
 inline void bar_fence() {}
@@ -122,11 +122,11 @@ def program(tmp_path_factory) -> Path:
     return build(tmp_path_factory.mktemp("emulated"))
 
 
-@pytest.mark.parametrize("case", (0, 1, 2, 3, 4, 7))
+@pytest.mark.parametrize("case", (0, 1, 2, 3, 4, 7, 10, 11))
 def test_attend_has_the_plain_kernels_bits(program, case):
     done = subprocess.run([str(program), str(case)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("PASS") == {2: 44, 3: 12, 7: 54}.get(case, 9)  # float formats have kernels of their own
+    assert done.stdout.count("PASS") == {2: 44, 3: 12, 7: 54, 10: 18, 11: 6}.get(case, 9)  # float formats have kernels of their own
 
 
 def test_a_gated_layer_in_one_launch_has_the_plain_kernels_bits(program):
@@ -177,6 +177,13 @@ def test_a_missing_barrier_is_seen(tmp_path, name, after, case):
 def test_a_missing_barrier_of_a_team_is_seen(tmp_path, after):
     program = build(tmp_path, ("op_attend_team", f"team_sync(team, TEAM_WARPS); /* {after} */"), 3)
     done = subprocess.run([str(program), "3", "first"], capture_output=True, text=True)
+    assert done.returncode == 1 and "FAIL few rows" in done.stdout
+
+
+def test_a_missing_wait_of_a_row_at_depth_is_seen(tmp_path):
+    """Weights are taken before they are there."""
+    program = build(tmp_path, ("op_attend_deep", "bar_wait(&sh.deep.handed[DEEP_STAGES - 1][buffer], c / DEEP_BUFFERS & 1);"), 11)
+    done = subprocess.run([str(program), "11", "first"], capture_output=True, text=True)
     assert done.returncode == 1 and "FAIL few rows" in done.stdout
 
 

@@ -58,8 +58,10 @@ template <class S> bool team_launch(Queue &q, const AttendArgs &a, const StepRow
     int share = a.heads / a.kv.heads, chunks = head_chunks(share, S::QUERIES), rows = S::QUERIES / (share / chunks), tiles = (a.rows + rows - 1) / rows * chunks;
     int x = q.sms / (a.kv.heads * tiles), most = a.max_pieces * rows;
     dim3 grid((unsigned)(x < 1 ? 1 : x < most ? x : most), (unsigned)a.kv.heads, (unsigned)tiles);
-    TeamShape f = team_shape(share, chunks, S::QUERIES, teams, keys, values);
-    launch(q, k_attend_team<S>, grid, S::THREADS, sizeof(S) + (size_t)teams * (keys * S::K_SLOT + values * value), a, s, f);
+    const DeepSlots deep = S::DEEP && a.rows == 1 && share / chunks <= DEEP_QUERIES ? S::deep_slots(room, value) : DeepSlots{0, 0};
+    const int rings = teams * (keys * S::K_SLOT + values * value), deeper = deep.keys * S::K_SLOT + deep.values * value;
+    TeamShape f = team_shape(share, chunks, S::QUERIES, teams, keys, values, deep);
+    launch(q, k_attend_team<S>, grid, S::THREADS, sizeof(S) + (size_t)(deeper > rings ? deeper : rings), a, s, f);
     return true;
 }
 

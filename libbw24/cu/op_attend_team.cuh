@@ -8,104 +8,12 @@
 #ifndef BW24_CU_OP_ATTEND_TEAM_CUH
 #define BW24_CU_OP_ATTEND_TEAM_CUH
 
-#include "op_attend_few.cuh"
+#include "op_attend_deep.cuh"
 
 namespace bw {
 
-enum { TEAM_WARPS = 4, TEAMS = 4, TEAM_DEEP = 2, TEAM_CHUNK = 16 }; /* warps of a team, teams, most slots of a ring; keys decoded at a time */
-
-/* Shapes and shared memory of a block: this, then the teams' rings. EITHER: as AttendBlock's, the same kernel for V in q5_1 and in q8_0.
- * A lane has CT columns of V and one of GROUPS shares of the queries. */
-template <int K, int V, int D> struct alignas(16) TeamBlock {
-    static constexpr bool INT_K = K == KV_Q8_0, DECODED_V = V == KV_Q8_0 || V == KV_Q5_1, EITHER = V == KV_Q5_1;
-    static constexpr int FK = K, FV = V, DIM = D, QUERIES = 8, WARPS = TEAM_WARPS * TEAMS, THREADS = WARPS * 32, STEP = K == KV_F16 ? 8 : 16;
-    static constexpr int KB = K == KV_F16 ? 2 * D : D, EIGHT = 8 * KB + (INT_K ? 32 : 16); /* bytes of a key; of eight, with what keeps lanes off each other's banks */
-    static constexpr int SCALES = PIECE / 8 * EIGHT;                                      /* q8_0: place of the scales behind the codes */
-    static constexpr int COLUMNS = D / TEAM_WARPS, CT = DECODED_V ? 4 : 2, LANES = COLUMNS / CT, GROUPS = 32 / LANES, PITCH = PIECE + 4;
-    static_assert(D <= 128, "one segment, a share of the columns a warp");
-    static constexpr int K_SLOT = SCALES + (INT_K ? PIECE * D / 16 : 0);
-    float p[TEAMS][2][QUERIES][PITCH];          /* of a team's piece in hand and the one before: scores, then weights */
-    float wide[DECODED_V ? WARPS : 1][DECODED_V ? TEAM_CHUNK : 1][COLUMNS];
-    float q[INT_K ? 1 : QUERIES][D + 4];
-    int8_t code[INT_K ? QUERIES : 1][D + 32];   /* words in the order 0 4 1 5 .. */
-    float delta[D / 32][2 * QUERIES];           /* put_scale's twos */
-    int row[QUERIES], head[QUERIES], lo[QUERIES], hi[QUERIES]; /* of each query: row of the step, head, visible keys (none: 0, 0) */
-    int64_t at[QUERIES];                        /* where (n, l) of its piece 0 would lie */
-    uint64_t full[TEAMS][2][TEAM_DEEP];         /* a slot of K, of V has come */
-    __device__ __forceinline__ static int key_at(int j) { return (j >> 3) * EIGHT + (j & 7) * KB; }
-    __host__ __device__ static constexpr int value_bytes(int format) { return kv_bytes(EITHER && format == KV_Q8_0 ? KV_Q8_0 : V, D); }
-    __device__ __forceinline__ uint8_t *rings() { return (uint8_t *)this + sizeof(TeamBlock); }
-};
-
-/* What the host says of a launch: heads that share a KV head; of one tile (`chunks` of them make the share); rows of a tile; teams, slots of their rings;
- * what a division by per (of numbers below 8) and by chunks (below 4096) is multiplied by, in 64ths and 65536ths */
-struct TeamShape { int share, per, chunks, rows, teams, keys, values, by_per, by_chunks; };
-inline TeamShape team_shape(int share, int chunks, int queries, int teams, int keys, int values) {
-    const int per = share / chunks;
-    return {share, per, chunks, queries / per, teams, keys, values, (64 + per - 1) / per, (65536 + chunks - 1) / chunks};
-}
-
 /* A lane's key is team_key_of(lane), or that + 4: eight lanes side by side read from eight groups of eight keys. */
 __device__ __forceinline__ int team_key_of(int lane) { return (lane & 7) << 3 | lane >> 3; }
-
-/* ---- loads, by one lane of a warp. The page is the same in all lanes, and the compiler knows it: else it sends each copy round a loop over lanes. */
-__device__ __forceinline__ const uint8_t *team_page(const uint8_t *p) {
-    const uint64_t v = (uint64_t)p;
-    return (const uint8_t *)((uint64_t)__shfl_sync(~0u, (uint32_t)(v >> 32), 0) << 32 | __shfl_sync(~0u, (uint32_t)v, 0));
-}
-template <class S> __device__ __forceinline__ void team_keys(uint8_t *to, uint64_t *full, const uint8_t *page, int lane) {
-    if (lane) return;
-    bar_expect(full, kv_bytes(S::FK, S::DIM));
-#pragma unroll 1
-    for (int i = 0; i < PIECE / 8; i++) bulk_copy(to + i * S::EIGHT, page + i * 8 * S::KB, 8 * S::KB, full);
-    if (S::INT_K) bulk_copy(to + S::SCALES, page + PIECE * S::DIM, PIECE * S::DIM / 16, full);
-    bar_issued(full);
-}
-template <class S> __device__ __forceinline__ void team_values(uint8_t *to, uint64_t *full, const uint8_t *page, int bytes, int lane) {
-    if (lane) return;
-    bar_expect(full, bytes);
-    bulk_copy(to, page + kv_bytes(S::FK, S::DIM), bytes, full);
-    bar_issued(full);
-}
-
-template <class S> __device__ __forceinline__ void team_place(const AttendArgs &a, const StepRows &s, const AttendTile &t, int by_per, S &sh) {
-    const int q = threadIdx.x;
-    if (q < S::QUERIES) {
-        const int n = q * by_per >> 6; /* q / per */
-        const bool have = n < t.rows;
-        const int row = have ? t.r0 + n : t.r0, end = (a.want ? s.want_pos[row] : s.pos[row]) + 1;
-        sh.row[q] = row;
-        sh.head[q] = t.h0 + q - n * t.per;
-        sh.lo[q] = have && a.window && end > a.window ? end - a.window : 0;
-        sh.hi[q] = have ? end : 0;
-        sh.at[q] = ((int64_t)row * a.max_pieces - sh.lo[q] / PIECE) * a.heads + sh.head[q];
-    }
-    __syncthreads();
-}
-
-/* the queries, as codes made and checked by an earlier kernel or as floats; true where a value is not finite */
-template <class S> __device__ __forceinline__ bool team_queries(const AttendArgs &a, S &sh, int queries) {
-    constexpr int D = S::DIM;
-    const int t = threadIdx.x;
-    bool bad = false;
-    if constexpr (S::INT_K) {
-        constexpr int W = D / 16, CODES = S::QUERIES * W;
-        if (t < CODES) {
-            const int q = t / W, w = t % W;
-            if (q < queries) *(uint4 *)(sh.code[q] + 16 * w) = __ldcg((const uint4 *)(a.xq.q + (size_t)sh.row[q] * a.xq.cols + sh.head[q] * D) + w);
-        } else if (t < CODES + S::QUERIES * (D / 32)) {
-            const int q = t % S::QUERIES, g = (t - CODES) / S::QUERIES;
-            if (q < queries) put_scale(sh.delta[g], q, __ldcg(a.xq.delta + (size_t)(sh.head[q] * (D / 32) + g) * a.xq.ld + sh.row[q]));
-        }
-    } else if (t < S::QUERIES * D / 4 && t / (D / 4) < queries) {
-        static_assert(S::QUERIES * D / 4 <= S::THREADS, "a value four a thread");
-        const int q = t / (D / 4), w = t % (D / 4);
-        const float4 v = __ldcg((const float4 *)(a.q + ((size_t)sh.row[q] * a.heads + sh.head[q]) * D) + w);
-        bad = not_finite(v.x) | not_finite(v.y) | not_finite(v.z) | not_finite(v.w);
-        *(float4 *)&sh.q[q][4 * w] = v;
-    }
-    return bad;
-}
 
 /* ---- scores, times c. 16 bytes of a row of float K */
 template <int F, int N> __device__ __forceinline__ void team_floats(const uint8_t *k, float (&w)[N]) {
@@ -226,43 +134,6 @@ __device__ __forceinline__ void team_direct(const uint8_t *values, const float *
     }
 }
 
-/* V in a block format: four columns of a key as they are stored */
-struct TeamQuad { uint32_t code, high, scale; };
-/* where a lane's quad of its first key stands: codes, high bits (q5_1), scales; all parts have keys at equal distances */
-template <int F, int D> struct TeamStored {
-    static constexpr int Q5 = F == KV_Q5_1, CODE = Q5 ? D / 2 : D, HIGH = D / 8, SCALE = Q5 ? D / 8 : D / 16;
-    const uint8_t *code, *high, *scale;
-    __device__ __forceinline__ TeamStored(const uint8_t *v, int j, int c) {
-        const int w = c & 7;
-        code = v + j * CODE + (Q5 ? c * 2 : (c >> 3) * 32 + (w < 4 ? 2 * w : 2 * w - 7) * 4);
-        high = v + PIECE * CODE + j * HIGH + (c >> 1);
-        scale = v + PIECE * (CODE + (Q5 ? HIGH : 0)) + j * SCALE + (c >> 3) * (Q5 ? 4 : 2);
-    }
-    __device__ __forceinline__ void forward(int keys) { code += keys * CODE; high += keys * HIGH; scale += keys * SCALE; }
-    __device__ __forceinline__ TeamQuad quad(int keys) const { /* of the key so much further */
-        TeamQuad r;
-        if constexpr (Q5) { r.code = *(const uint16_t *)(code + keys * CODE); r.high = high[keys * HIGH]; r.scale = *(const uint32_t *)(scale + keys * SCALE); }
-        else { r.code = *(const uint32_t *)(code + keys * CODE); r.high = 0; r.scale = *(const uint16_t *)(scale + keys * SCALE); }
-        asm volatile("" : "+r"(r.code), "+r"(r.high), "+r"(r.scale)); /* whole registers from here on */
-        return r;
-    }
-};
-/* Values of a quad: a code's byte becomes the bits of the float 2^23 + code. mask, spread: of the quad's half of a byte of high bits. */
-template <int V> __device__ __forceinline__ float4 team_decoded(const TeamQuad &r, uint32_t mask, uint32_t spread) {
-    float x[4];
-    if constexpr (V == KV_Q5_1) {
-        const float2 dm = __half22float2(as_half2(r.scale));
-        const uint32_t q = ((r.code | r.code << 12) & 0x0f0f0f0fu) | (((r.high & mask) * spread) & 0x10101010u); /* bytes: codes 0, 2, 1, 3 */
-#pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = fmaf(dm.x, __uint_as_float(prmt(q, 0x4b000000u, 0x7440 + ((i & 1) << 1 | i >> 1))) - 8388608.0f, dm.y);
-    } else {
-        const uint32_t q = r.code ^ 0x80808080u;
-        const float d = half_of(r.scale, 0);
-#pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = d * (__uint_as_float(prmt(q, 0x4b000000u, 0x7440 + i)) - 8388736.0f);
-    }
-    return make_float4(x[0], x[1], x[2], x[3]);
-}
 /* TEAM_CHUNK keys at a time through the warp's strip; the next ones' codes are read before these are multiplied */
 template <class S, int F, int QT, bool WHOLE>
 __device__ __forceinline__ void team_through(const uint8_t *values, float (*strip)[S::COLUMNS], const float *p, int member, int lane, int from, int to,
@@ -395,12 +266,14 @@ template <class S> __device__ __forceinline__ bool team_tile(const AttendArgs &a
 /* x: blocks that share the pieces of a tile, y: KV heads, z: tiles. A tile has `per` heads (all that share the KV head, in chunks of at most 8) of
  * 8 / per rows. */
 template <class S> __global__ void __launch_bounds__(S::THREADS, 1) k_attend_team(AttendArgs a, StepRows s, TeamShape f) {
+    constexpr bool deep = S::DEEP && (S::INT_K || !SMALL_CARD); /* six slots of f16 do not fit a small card */
     extern __shared__ __align__(16) uint8_t raw[];
     S &sh = *(S *)raw;
     const int n = gridDim.x, z = blockIdx.z, rows0 = z * f.by_chunks >> 16, chunk = z - rows0 * f.chunks, end = min(a.rows, (rows0 + 1) * f.rows);
     bool waited = false, bad = false; /* positions and page tables do not come from an earlier kernel */
     pdl_trigger();
     if (threadIdx.x < 2 * TEAMS * TEAM_DEEP) bar_init(&sh.full[0][0][0] + threadIdx.x, 1);
+    else if (deep && threadIdx.x < 2 * TEAMS * TEAM_DEEP + sizeof(DeepBars) / 8) bar_init(&sh.deep.keys[0] + (threadIdx.x - 2 * TEAMS * TEAM_DEEP), 1);
     bar_fence();
     const int team = few_warp() / TEAM_WARPS, value = S::value_bytes(a.kv.v);
     TeamRing k = {sh.rings() + team * (f.keys * S::K_SLOT + f.values * value), sh.full[team][0], f.keys, 0, 0, S::K_SLOT};
@@ -412,7 +285,10 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, 1) k_attend_tea
         const int row = a.want ? s.want_row[r] : r;
         const TeamTile t = {attend_row(a, s, r).pages, kv_head_bytes(a.kv) * (size_t)blockIdx.y + a.kv.offset, b0 + x, b1, n,
                            (sh.lo[queries - 1] + PIECE - 1) / PIECE, sh.hi[0] / PIECE, queries, s.pos[row] - row};
-        if (t.first <= b1) bad |= team_tile(a, sh, t, k, v, f.teams, waited);
+        if (deep && f.deep.keys && b1 - b0 + 1 >= DEEP_LEAST * n) { /* one row, at most four queries: the block's only tile */
+            if constexpr (deep) bad |= deep_tile(a, sh, {t.pages, t.head, t.first, n, (b1 - t.first) / n + 1, queries}, f.deep);
+            waited = true;
+        } else if (t.first <= b1) bad |= team_tile(a, sh, t, k, v, f.teams, waited);
         r += tile.rows;
         if (r >= end) break;
         x = (x + n - (b1 - b0 + 1) % n) % n; /* the pieces of all rows of the tile go round the blocks */

@@ -197,27 +197,28 @@ template <class S> void few_ways(Setup &t, const std::vector<float> &ref) {
     few<S>(t, ref, 1, slots > 1 ? slots - 1 : 1, team);
     few<S>(t, ref, 2, 2, 4);
 }
-/* few rows by teams: blocks that share the pieces, teams, slots of their rings of K and V */
-template <class S> void teams(Setup &t, const std::vector<float> &ref, int blocks, int n, int keys, int values) {
+/* few rows by teams: blocks that share the pieces, teams, slots of their rings of K and V; of the rings where a row is deep enough (0: never) */
+template <class S> void teams(Setup &t, const std::vector<float> &ref, int blocks, int n, int keys, int values, DeepSlots deep) {
     const AttendArgs a = t.a;
     const StepRows s = t.s;
     int chunks;
     const int tiles = tiles_of(a, S::QUERIES, &chunks), share = a.heads / a.kv.heads;
-    const TeamShape f = team_shape(share, chunks, S::QUERIES, n, keys, values);
+    const bool one = S::DEEP && a.rows == 1 && share / chunks <= DEEP_QUERIES;
+    const TeamShape f = team_shape(share, chunks, S::QUERIES, n, keys, values, one ? deep : DeepSlots{0, 0});
     Unwritten u(t);
     emu::launch([=] { k_attend_team<S>(a, s, f); }, dim3(blocks, a.kv.heads, tiles), S::THREADS);
     u.end();
     emu::launch([=] { k_attend_merge<false>(a, s); }, dim3(a.heads * a.kv.dim / 32, a.rows), MERGE);
-    char what[80];
-    snprintf(what, sizeof what, "few rows, %d blocks of %d teams, rings of %d and %d", blocks, n, keys, values);
+    char what[96];
+    snprintf(what, sizeof what, "few rows, %d blocks of %d teams, rings of %d and %d, deep %d and %d", blocks, n, keys, values, f.deep.keys, f.deep.values);
     judge(t, ref, what);
 }
 
 template <class S> void team_ways(Setup &t, const std::vector<float> &ref) {
-    teams<S>(t, ref, 9, 4, 1, 2);
-    teams<S>(t, ref, 1, 2, 2, 2);
-    teams<S>(t, ref, 2, 3, 2, 1);
-    teams<S>(t, ref, 2, 1, 1, 1);
+    teams<S>(t, ref, 9, 4, 1, 2, {4, 4});
+    teams<S>(t, ref, 1, 2, 2, 2, {8, 5});
+    teams<S>(t, ref, 2, 3, 2, 1, {4, 4});
+    teams<S>(t, ref, 2, 1, 1, 1, {0, 0});
 }
 /* a short context in one launch; its quantised result too */
 template <class S> void shorts(Setup &t, const std::vector<float> &ref, int slots) {
@@ -337,6 +338,18 @@ template <class S> void headed(const Case &c, int slots) {
     twice(t, ref, "heads and ATTEND", [=] { emu::launch([=] { k_attend_heads<S>(a, s, g); }, dim3(a.heads / a.kv.heads, a.kv.heads, a.rows), 64 * slots); });
 }
 
+/* one row at depth: blocks whose pieces share one ring, and teams */
+template <int K, int V> void run_deep(const Case &c) {
+    Setup t(c, K, V, 128);
+    const AttendArgs a = t.a;
+    const StepRows s = t.s;
+    typedef TeamBlock<K, block_v(V, 128, 8), 128> S;
+    emu::launch([=] { k_attend_any(a, s); }, dim3(a.rows, a.heads), 128);
+    const std::vector<float> ref = t.y;
+    for (DeepSlots slots : {DeepSlots{4, 4}, DeepSlots{8, S::INT_K ? 8 : 5}})
+        for (int blocks : {1, 2, 3}) teams<S>(t, ref, blocks, 2, 1, 1, slots);
+}
+
 template <int K, int V, int D> void run(const Case &c) {
     Setup t(c, K, V, D);
     const AttendArgs a = t.a;
@@ -437,7 +450,13 @@ int main(int argc, char **argv) {
         headed<HeadsBlock<B128, false, true>>({4, 1, 0, {{126, 2}, {5, 2}}}, 2);
         break;
     }
-    default: fprintf(stderr, "usage: attend 0..9\n"); return 2;
+    case 10: /* one row at depth */
+        run_deep<KV_F16, KV_F16>({4, 1, 0, {{2400, 1}}});
+        run_deep<KV_F16, KV_F16>({6, 2, 1000, {{1700, 1}}});
+        run_deep<KV_Q8_0, KV_Q5_1>({4, 1, 0, {{2300, 1}}});
+        break;
+    case 11: run_deep<KV_Q8_0, KV_Q8_0>({3, 1, 700, {{1500, 1}}}); break;
+    default: fprintf(stderr, "usage: attend 0..11\n"); return 2;
     }
     return failures != 0;
 }
