@@ -298,6 +298,10 @@ __device__ __forceinline__ float one_fold(const uint8_t *w, const OneActs<U> &x,
     return one_row_fold<U, SETS>(a, b, raw, mine, sum, low);
 }
 
+/* Units whose pair is asked for again when its p is stored. A bulk copy does not wait for reads of its slot that are still in the queue of shared memory: most
+ * units' are few or used before it, but the scales of these are 16 reads of the same banks. */
+template <class U> constexpr bool ONE_LATE = sizeof(typename U::Row) > 32;
+
 /* four values by a load that the compiler leaves before the dependency wait */
 __device__ __forceinline__ void load_early(const float *p, float *v) {
     asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(p) : "memory");
@@ -580,14 +584,16 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
 #pragma unroll 1
                 do {
                     bar_wait(full, turns & 1);
-                    const float p = one_fold<U>(slot, x, d, s, l, o, [&]() {
+                    const auto next = [&]() {
                         __syncwarp(); /* the pair is in registers */
                         if (!(k & 31)) src = work.source(k + lane);
                         ask(k, slot, full);
-                    });
-                    k++;
+                        k++;
+                    };
+                    const float p = one_fold<U>(slot, x, d, s, l, o, [&]() { if (!ONE_LATE<U>) next(); });
                     if (hands) two_hand(to_p, p, handed);
                     else *to_p = p;
+                    if (ONE_LATE<U>) next();
                     to_p += pitch;
                     slot += step * SLOT;
                     full += step;
