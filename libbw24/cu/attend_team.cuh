@@ -18,7 +18,8 @@ struct DeepBars { /* a slot of K, of V has come; a slot of K is left; a stage ha
 struct DeepSlots { int keys, values; }; /* of the rings; 0: too little room */
 typedef float DeepWeights[PIECE][DEEP_QUERIES]; /* of a piece, a key at deep_place(key): scores, then weights */
 
-/* Shapes and shared memory of a block: this, then the teams' rings, at a multiple of 128 as bulk copies want it. EITHER: as AttendBlock's, the same kernel for V in q5_1 and in q8_0.
+/* Shapes and shared memory of a block: this, then the teams' rings, at a multiple of 128 as bulk copies want it. EITHER: as AttendBlock's, the same kernel for
+ * V in q5_1 and in q8_0.
  * A lane has CT columns of V and one of GROUPS shares of the queries. */
 template <int K, int V, int D> struct alignas(128) TeamBlock {
     static constexpr bool INT_K = K == KV_Q8_0, DECODED_V = V == KV_Q8_0 || V == KV_Q5_1, EITHER = V == KV_Q5_1;
@@ -62,7 +63,8 @@ inline TeamShape team_shape(int share, int chunks, int queries, int teams, int k
     return {share, per, chunks, queries / per, teams, keys, values, (64 + per - 1) / per, (65536 + chunks - 1) / chunks, deep};
 }
 
-/* ---- loads, by one lane of a warp; ONCE: no other block reads them in this step. The page is the same in all lanes, and the compiler knows it: else it sends each copy round a loop over lanes. */
+/* ---- loads, by one lane of a warp; ONCE: no other block reads them in this step. The page is the same in all lanes, and the compiler knows it:
+ * else it sends each copy round a loop over lanes. */
 __device__ __forceinline__ const uint8_t *team_page(const uint8_t *p) {
     const uint64_t v = (uint64_t)p;
     return (const uint8_t *)((uint64_t)__shfl_sync(~0u, (uint32_t)(v >> 32), 0) << 32 | __shfl_sync(~0u, (uint32_t)v, 0));

@@ -195,7 +195,8 @@ template <class S> struct DeepValues<S, KV_Q5_1> : DeepBlocks<S, KV_Q5_1> { usin
 template <class S> struct DeepValues<S, KV_Q8_0> : DeepBlocks<S, KV_Q8_0> { using DeepBlocks<S, KV_Q8_0>::DeepBlocks; };
 
 /* keys j0 .. j1 - 1, all of them if WHOLE; the next four are read before these are multiplied, their weights before they are decoded */
-template <class S, int F, bool WHOLE> __device__ __forceinline__ void deep_columns(const uint8_t *values, const DeepWeights &p, int j0, int j1, int lane, float (&o)[DEEP_QUERIES][4]) {
+template <class S, int F, bool WHOLE>
+__device__ __forceinline__ void deep_columns(const uint8_t *values, const DeepWeights &p, int j0, int j1, int lane, float (&o)[DEEP_QUERIES][4]) {
     const int f1 = WHOLE ? PIECE / 4 : (j1 + 3) / 4;
     int f = WHOLE ? 0 : j0 / 4;
     DeepValues<S, F> at(values, 4 * f, lane);

@@ -74,6 +74,18 @@ template <class U, int TWO> struct OneWork {
         t = n + (k & (extra - 1));
         return true;
     }
+    /* pair and tile of item i of a pass of n tiles, the first pass or a later one */
+    __device__ __forceinline__ void place(int i, int n, int later, int &pair, int &t) const {
+        if (shared(i, n, pair, t)) return;
+        pair = later ? i / n : one_quotient(i, by_first());
+        t = i - pair * n;
+    }
+    /* to the next pair, whose first item is i; own: the one before is no shared tile's */
+    __device__ __forceinline__ void next(bool own, int i, int n, int &pair, int &t) const {
+        const bool border = TWO && own && i == n * pairs;
+        pair = border ? from_pair : pair + 1;
+        t = own && !border ? 0 : n;
+    }
     /* address of the pair of units (pair, tile t of the block), its lowest bit set where the second unit is past the matrix */
     __device__ __forceinline__ uintptr_t address(int pair, int t) const {
         int tile, p = part_tile(t, tile);
@@ -523,10 +535,7 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
         if (work.extra && !work.is_second() && !threadIdx.x) bar_expect(handed, work.extra * (work.pairs - work.mine) * 128);
         __syncwarp();
         src = work.early(lane);
-        if (warp < g.early) {
-            ask(0, slot, full);
-            asked = __any_sync(~0u, src != 0);
-        }
+        if (warp < g.early) { ask(0, slot, full); asked = __any_sync(~0u, src != 0); }
     }
     if (TWO) { __syncwarp(); two_here(); }
     pdl_trigger();
@@ -548,10 +557,9 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
     else one_stage<U>(a, row, loads);
     /* When the input is there, not right behind its loads: what the first blocks ask for fills the queues of the L2 with reads of memory, behind which the
      * input of the blocks that begin last would wait for microseconds. No sum of squares is below zero: it is looked at so that it is waited for. */
-    if (warp < W && !(squares[0] < 0.0f)) {
+    if (warp < W && !(squares[0] < 0.0f))
 #pragma unroll 1
         for (int k = asked; k < D; k++) ask(k, slot + k * SLOT, full + k);
-    }
     if (a.norm.x) one_norm<U>(a, row, parts, loads, squares);
     __syncthreads();
     if (TWO) two_ready();
@@ -566,10 +574,7 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
         if (warp < W) {
             int i, to, pair, t;
             work.run(n, i, to);
-            if (!work.shared(i, n, pair, t)) {
-                pair = pass ? i / n : one_quotient(i, work.by_first());
-                t = i - pair * n;
-            }
+            work.place(i, n, pass, pair, t);
 #pragma unroll 1
             while (i < to) { /* tiles of one pair of segments */
                 const bool own = !TWO || i < n * pairs, hands = !own && work.is_second();
@@ -578,17 +583,14 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
                 float *to_p = to_lane + half + t * pitch + pair * 32;
                 const float *d = deltas + pair * 32, *s = sums + pair * 16, *l = lows + pair * 16;
                 i += m;
-                pair++;
-                t = own ? 0 : n;
-                if (TWO && own && i == n * pairs) { pair = work.from_pair; t = n; }
+                work.next(own, i, n, pair, t);
 #pragma unroll 1
                 do {
                     bar_wait(full, turns & 1);
                     const auto next = [&]() {
                         __syncwarp(); /* the pair is in registers */
                         if (!(k & 31)) src = work.source(k + lane);
-                        ask(k, slot, full);
-                        k++;
+                        ask(k++, slot, full);
                     };
                     const float p = one_fold<U>(slot, x, d, s, l, o, [&]() { if (!ONE_LATE<U>) next(); });
                     if (hands) two_hand(to_p, p, handed);

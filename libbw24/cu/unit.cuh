@@ -209,7 +209,8 @@ struct U_IQ4_XS : Nibbles, RowOfPairs<U_IQ4_XS> {
     static constexpr Form FORM = FORM_S1;
     static constexpr bool APART = true;
     static constexpr uint32_t FIRST_PLUS = 0x271a0e02u, FIRST_MINUS = 0xbfad9881u;
-    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t plus, uint32_t minus) { /* the lower half of the table is below zero */
+    /* the lower half of the table is below zero */
+    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t plus, uint32_t minus) {
         const uint32_t w = word_of(p.v, c);
         return table_signs<OFF>(w, w ^ 0x88888888u, plus, 0x725a4636u, minus, 0xf6eaddcfu);
     }
