@@ -114,7 +114,7 @@ template <class U> __device__ __forceinline__ void expert_dots(const uint8_t *w,
             for (int r = 0; r < 2; r++) pk[u][r] = U::template load_pack<true>(w + u * U::UNIT + i / U::PACKS * U::HALF, i % U::PACKS, r, lane);
         const uint2 b = x.at(u, j);
         if constexpr (U::APART)
-            apart_dots<false>(U::template signs<true>(pk[u][0], e, zero), U::template signs<true>(pk[u][1], e, zero), b, first, c[u][s], NULL);
+            apart_dots<false>(unit_signs<U, true>(pk[u][0], e, zero), unit_signs<U, true>(pk[u][1], e, zero), b, first, c[u][s], NULL);
         else {
             uint32_t l0, h0, l1, h1;
             U::unpack(pk[u][0], e, l0, h0);

@@ -234,7 +234,7 @@ template <class U, bool HALVES>
 __device__ __forceinline__ void group_dots(const typename U::Pack &p0, const typename U::Pack &p1, int e, uint32_t zero, uint2 b, bool first, int *c, int *ch) {
     constexpr bool TWO = (U::FORM == FORM_S2 || U::FORM == FORM_S2M) && !HALVES;
     if constexpr (U::APART) {
-        apart_dots<TWO>(U::signs(p0, e, zero), U::signs(p1, e, zero), b, first, c, ch);
+        apart_dots<TWO>(unit_signs<U>(p0, e, zero), unit_signs<U>(p1, e, zero), b, first, c, ch);
     } else {
         uint32_t l0, h0, l1, h1;
         U::unpack(p0, e, l0, h0);

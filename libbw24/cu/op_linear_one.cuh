@@ -76,15 +76,10 @@ template <class U, int TWO> struct OneWork {
     }
     /* pair and tile of item i of a pass of n tiles, the first pass or a later one */
     __device__ __forceinline__ void place(int i, int n, int later, int &pair, int &t) const {
-        if (shared(i, n, pair, t)) return;
-        pair = later ? i / n : one_quotient(i, by_first());
-        t = i - pair * n;
-    }
-    /* to the next pair, whose first item is i; own: the one before is no shared tile's */
-    __device__ __forceinline__ void next(bool own, int i, int n, int &pair, int &t) const {
-        const bool border = TWO && own && i == n * pairs;
-        pair = border ? from_pair : pair + 1;
-        t = own && !border ? 0 : n;
+        if (!shared(i, n, pair, t)) {
+            pair = later ? i / n : one_quotient(i, by_first());
+            t = i - pair * n;
+        }
     }
     /* address of the pair of units (pair, tile t of the block), its lowest bit set where the second unit is past the matrix */
     __device__ __forceinline__ uintptr_t address(int pair, int t) const {
@@ -513,7 +508,6 @@ __device__ __forceinline__ void one_arguments(const LinearArgs &a, const OneShap
 template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_linear_one(const __grid_constant__ LinearArgs a, const __grid_constant__ OneShape g) {
     extern __shared__ __align__(128) uint8_t sm[];
     constexpr int PAIR = 2 * U::UNIT, SLOT = PAIR_SLOT<U>;
-    constexpr Form F = U::FORM;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, W = g.warps, D = g.depth;
     one_arguments(a, g, warp);
     const OneWork<U, TWO> work(a, g, warp);
@@ -542,14 +536,14 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
     const int pairs = work.pairs, pitch = pairs * 32 + 16; /* of a tile's p's; two tiles lie in separate banks */
     float *boxes = (float *)(sm + ONE_BARS + (size_t)W * D * SLOT), *parts = boxes + W * OneBox<OneActs<U>::SETS>::PLACES;
     uint8_t *codes = (uint8_t *)(parts + (size_t)(work.count + work.extra > g.tiles ? 2 : 1) * g.tiles * pitch);
-    float *delta = (float *)(codes + pairs * 512), *sum = delta + pairs * 32, *low = sum + (F == FORM_S1M || F == FORM_S2M) * pairs * 16;
-    OneOut *outs = (OneOut *)(low + (F == FORM_S2M) * pairs * 16);
+    float *delta = (float *)(codes + pairs * 512), *sum = delta + pairs * 32, *low = sum + (U::FORM == FORM_S1M || U::FORM == FORM_S2M) * pairs * 16;
+    OneOut *outs = (OneOut *)(low + (U::FORM == FORM_S2M) * pairs * 16);
     const OneRow row = {codes, delta, sum, low};
     OneLoads loads;
     if (a.norm.x) one_weights(a, loads);
     pdl_wait();
     if (a.norm.x) one_values(a, loads);
-    else one_codes<F>(a, row, loads);
+    else one_codes<U::FORM>(a, row, loads);
     if (warp < W && work.count + work.extra > g.tiles) src = work.source(lane);
     const float res = one_res(work, outs);
     float squares[2] = {0.0f, 0.0f};
@@ -583,14 +577,16 @@ template <class U, int TWO> __global__ void __launch_bounds__(ONE_THREADS, 1) k_
                 float *to_p = to_lane + half + t * pitch + pair * 32;
                 const float *d = deltas + pair * 32, *s = sums + pair * 16, *l = lows + pair * 16;
                 i += m;
-                work.next(own, i, n, pair, t);
+                pair++;
+                t = own ? 0 : n;
+                if (TWO && own && i == n * pairs) { pair = work.from_pair; t = n; }
 #pragma unroll 1
                 do {
                     bar_wait(full, turns & 1);
                     const auto next = [&]() {
                         __syncwarp(); /* the pair is in registers */
                         if (!(k & 31)) src = work.source(k + lane);
-                        ask(k++, slot, full);
+                        ask(k, slot, full); k++;
                     };
                     const float p = one_fold<U>(slot, x, d, s, l, o, [&]() { if (!ONE_LATE<U>) next(); });
                     if (hands) two_hand(to_p, p, handed);

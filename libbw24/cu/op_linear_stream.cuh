@@ -99,7 +99,7 @@ __device__ __forceinline__ void stream_fold(const uint8_t *w, const StreamActs<U
 #pragma unroll
             for (int r = 0; r < 2; r++) pk[r] = U::template load_pack<true>(w + (s >> 2) * U::HALF, (s & 3) / U::GP, r, lane);
         if constexpr (U::APART) {
-            const TableApart t0 = U::signs(pk[0], e, zero), t1 = U::signs(pk[1], e, zero);
+            const TableApart t0 = unit_signs<U>(pk[0], e, zero), t1 = unit_signs<U>(pk[1], e, zero);
 #pragma unroll
             for (int n = 0; n < N; n++) apart_dots<TWO>(t0, t1, x.b[n][s], true, c[n], ch[n]);
         } else {

@@ -178,28 +178,31 @@ struct U_NVFP4 : Nibbles, RowOfPairs<U_NVFP4> {
         const uint32_t w = word_of(p.v, c);
         return table_signs<OFF>(w ^ 0x88888888u, w, plus, 0x0d090705u, minus, 0xf4f8fafcu);
     }
-    /* zero: 0 in a way that the compiler does not see, so that it keeps these words in registers */
-    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) {
-        return signs<OFF>(p, c, FIRST_PLUS | zero, FIRST_MINUS | zero);
-    }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
         unpack_table(word_of(p.v, c), t, lo, hi);
+    }
+    /* half of each UE4M3 (bit 7 is clear) of a pair: its bits as f16 are the value times 2^-8 */
+    static __device__ __forceinline__ void halves(Pair v, __half2 &p, __half2 &q) {
+        const uint32_t x = (v & 0x00ff00ffu) << 7, y = (v & 0xff00ff00u) >> 1;
+        p = *(const __half2 *)&x;
+        q = *(const __half2 *)&y;
     }
     /* the row's scales over 128, by four operations a pair of groups less: for activations whose scales are 128 times as large */
     static __device__ __forceinline__ void row_over_128(const Row &v, float *a, float *b) {
 #pragma unroll
         for (int w = 0; w < 4; w++) {
-            uint32_t x = (word_of(v, w) & 0x00ff00ffu) << 7, y = (word_of(v, w) & 0xff00ff00u) >> 1;
-            float2 p = __half22float2(*(__half2 *)&x), q = __half22float2(*(__half2 *)&y);
+            __half2 x, y;
+            halves(word_of(v, w), x, y);
+            const float2 p = __half22float2(x), q = __half22float2(y);
             a[2 * w] = p.x; a[2 * w + 1] = p.y; b[2 * w] = q.x; b[2 * w + 1] = q.y;
         }
     }
-    /* half of each UE4M3 (bit 7 is clear): its bits as f16 are the value times 2^-8 */
     static __device__ __forceinline__ void pair(Pair v, int, float *a, float *b) {
-        uint32_t x = (v & 0x00ff00ffu) << 7, y = (v & 0xff00ff00u) >> 1;
+        __half2 x, y;
+        halves(v, x, y);
         const __half2 c = __half2half2(__ushort_as_half(0x5800)); /* 128 */
-        float2 p = __half22float2(__hmul2(*(__half2 *)&x, c)), q = __half22float2(__hmul2(*(__half2 *)&y, c));
+        const float2 p = __half22float2(__hmul2(x, c)), q = __half22float2(__hmul2(y, c));
         a[0] = p.x; a[1] = p.y; b[0] = q.x; b[1] = q.y;
     }
 };
@@ -213,10 +216,6 @@ struct U_IQ4_XS : Nibbles, RowOfPairs<U_IQ4_XS> {
     template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t plus, uint32_t minus) {
         const uint32_t w = word_of(p.v, c);
         return table_signs<OFF>(w, w ^ 0x88888888u, plus, 0x725a4636u, minus, 0xf6eaddcfu);
-    }
-    /* zero: 0 in a way that the compiler does not see, so that it keeps these words in registers */
-    template <bool OFF = false> static __device__ __forceinline__ TableApart signs(const Pack &p, int c, uint32_t zero) {
-        return signs<OFF>(p, c, FIRST_PLUS | zero, FIRST_MINUS | zero);
     }
     static __device__ __forceinline__ void unpack(const Pack &p, int c, uint32_t &lo, uint32_t &hi) {
         const uint32_t t[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
@@ -333,6 +332,11 @@ struct U_INT8H : U_Q8_0 {
         for (int w = 0; w < 4; w++) mins({p.x[w], p.m[w]}, m0 + 2 * w, m1 + 2 * w);
     }
 };
+
+/* signs of a word; zero: 0 in a way that the compiler does not see, so that it keeps the first words of the table in registers */
+template <class U, bool OFF = false> __device__ __forceinline__ TableApart unit_signs(const typename U::Pack &p, int c, uint32_t zero) {
+    return U::template signs<OFF>(p, c, U::FIRST_PLUS | zero, U::FIRST_MINUS | zero);
+}
 
 /* bytes from one slot of a ring of units, of pairs of units to the next: bulk copies to places that are no multiple of 128 are slower, one row's steps by 3-5 % */
 template <class U> constexpr int UNIT_SLOT = (U::UNIT + 127) / 128 * 128;
