@@ -192,6 +192,15 @@ template <class S> __device__ __forceinline__ void load_values(S &sh, int format
 }
 
 /* ---- scores of 64 keys x NQ queries, times c */
+/* a group of two keys (codes k0 and k1, scales s0 and s1) x two queries (codes b, scales d0 and d1) of a lane, folded into p */
+__device__ __forceinline__ void score_group(float (&p)[4], uint2 k0, uint2 k1, uint2 b, float s0, float s1, const GroupScale &d0, const GroupScale &d1) {
+    int m[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+    mma32(m, k0.x, k1.x, k0.y, k1.y, b.x, b.y);
+    p[0] = fmaf(s0, d0.of(m[0]), p[0]);
+    p[1] = fmaf(s0, d1.of(m[1]), p[1]);
+    p[2] = fmaf(s1, d0.of(m[2]), p[2]);
+    p[3] = fmaf(s1, d1.of(m[3]), p[3]);
+}
 /* by int8 tensor cores: a warp has 16 keys and NT of the eights of queries, every (WARPS / 4)th */
 template <class S, int NT> __device__ __forceinline__ void score_tiles(S &sh, float c) {
     constexpr int groups = S::DIM / 32, STEP = S::WARPS / 4;
@@ -213,12 +222,7 @@ template <class S, int NT> __device__ __forceinline__ void score_tiles(S &sh, fl
             uint2 b = *(const uint2 *)(sh.code[q0 + gid] + g * 32 + tig * 8);
             const float4 d = *(const float4 *)&sh.delta[g][2 * q0 + 4 * tig];
             const GroupScale d0(d.x, d.z), d1(d.y, d.w);
-            int m[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-            mma32(m, k0.x, k1.x, k0.y, k1.y, b.x, b.y);
-            p[t][0] = fmaf(s0, d0.of(m[0]), p[t][0]);
-            p[t][1] = fmaf(s0, d1.of(m[1]), p[t][1]);
-            p[t][2] = fmaf(s1, d0.of(m[2]), p[t][2]);
-            p[t][3] = fmaf(s1, d1.of(m[3]), p[t][3]);
+            score_group(p[t], k0, k1, b, s0, s1, d0, d1);
         }
     }
 #pragma unroll

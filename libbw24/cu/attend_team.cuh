@@ -63,6 +63,21 @@ inline TeamShape team_shape(int share, int chunks, int queries, int teams, int k
     return {share, per, chunks, queries / per, teams, keys, values, (64 + per - 1) / per, (65536 + chunks - 1) / chunks, deep};
 }
 
+/* What a team or a warp knows of a ring: its slots, the one in hand, parity of that one's barrier */
+struct TeamRing {
+    uint8_t *at;
+    uint64_t *full;
+    int slots, slot, phase, bytes;
+    __device__ __forceinline__ uint8_t *here() const { return at + slot * bytes; }
+    __device__ __forceinline__ void wait() const { bar_wait(full + slot, phase); }
+    __device__ __forceinline__ void next() {
+        if (++slot == slots) { slot = 0; phase ^= 1; }
+    }
+    __device__ __forceinline__ void forward(int n) {
+        if ((slot += n) >= slots) { slot -= slots; phase ^= 1; }
+    }
+};
+
 /* ---- loads, by one lane of a warp; ONCE: no other block reads them in this step. The page is the same in all lanes, and the compiler knows it:
  * else it sends each copy round a loop over lanes. */
 __device__ __forceinline__ const uint8_t *team_page(const uint8_t *p) {

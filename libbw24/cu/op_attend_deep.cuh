@@ -13,18 +13,6 @@
 
 namespace bw {
 
-/* what a warp knows of a ring: the slot of its piece in hand, parity of its barrier */
-struct DeepRing {
-    uint8_t *at;
-    uint64_t *full;
-    int slots, bytes, slot, phase;
-    __device__ __forceinline__ uint8_t *here() const { return at + slot * bytes; }
-    __device__ __forceinline__ void wait() const { bar_wait(full + slot, phase); }
-    __device__ __forceinline__ void forward(int n) {
-        if ((slot += n) >= slots) { slot -= slots; phase ^= 1; }
-    }
-};
-
 /* pieces first, first + step, .. of the block; `count` of them */
 struct DeepTile { uint8_t *const *pages; size_t head; int first, step, count, queries; };
 __device__ __forceinline__ const uint8_t *deep_page(const DeepTile &t, int c) { return c < t.count ? t.pages[t.first + c * t.step] + t.head : nullptr; }
@@ -33,7 +21,7 @@ __device__ __forceinline__ const uint8_t *deep_page(const DeepTile &t, int c) { 
 __device__ __forceinline__ constexpr int deep_place(int j) { return (j >> 2 & 1) * 32 + (j & 3) * 8 + (j >> 3); }
 
 /* ---- scores in f16: columns DEEP_COLUMNS * stage .. of all pieces, keys team_key_of(lane) and those + 4 */
-template <class S> __device__ __forceinline__ void deep_scores_float(S &sh, const DeepTile &t, DeepRing k, int stage) {
+template <class S> __device__ __forceinline__ void deep_scores_float(S &sh, const DeepTile &t, TeamRing k, int stage) {
     const int lane = threadIdx.x & 31;
     const int mine = S::key_at((lane & 7) << 3 | lane >> 3) + stage * DEEP_COLUMNS * 2;
     float q[DEEP_QUERIES][DEEP_COLUMNS];
@@ -114,7 +102,7 @@ __device__ __forceinline__ bool deep_softmax(const AttendArgs &a, const S &sh, c
 }
 
 /* ---- scores in q8_0: a quarter of the keys at a time, 8 gid + member and those + 4, x 8 queries, of which four are there */
-template <class S> __device__ __forceinline__ bool deep_scores_int8(const AttendArgs &a, S &sh, const DeepTile &t, DeepRing k, int scorer) {
+template <class S> __device__ __forceinline__ bool deep_scores_int8(const AttendArgs &a, S &sh, const DeepTile &t, TeamRing k, int scorer) {
     constexpr int groups = S::DIM / 32;
     static_assert(groups == 4, "scales of a key are 8 bytes");
     const int lane = threadIdx.x & 31, gid = lane >> 2, tig = lane & 3;
@@ -139,12 +127,7 @@ template <class S> __device__ __forceinline__ bool deep_scores_int8(const Attend
                 const uint2 k0 = *(const uint2 *)(at + member * S::KB + g * 32), k1 = *(const uint2 *)(at + (member + 4) * S::KB + g * 32);
                 const float s0 = half_of(g < 2 ? h0.x : h0.y, g & 1), s1 = half_of(g < 2 ? h1.x : h1.y, g & 1);
                 const GroupScale d0(delta[g].x, delta[g].z), d1(delta[g].y, delta[g].w);
-                int m[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-                mma32(m, k0.x, k1.x, k0.y, k1.y, code[g].x, code[g].y);
-                p[0] = fmaf(s0, d0.of(m[0]), p[0]);
-                p[1] = fmaf(s0, d1.of(m[1]), p[1]);
-                p[2] = fmaf(s1, d0.of(m[2]), p[2]);
-                p[3] = fmaf(s1, d1.of(m[3]), p[3]);
+                score_group(p, k0, k1, code[g], s0, s1, d0, d1);
             }
             if (tig < DEEP_QUERIES / 2) {
                 put_columns<2>(&to[8 * member][2 * tig], p);
@@ -223,7 +206,7 @@ template <class S, int F> __device__ __forceinline__ void deep_piece(const uint8
     else deep_columns<S, F, false>(values, p, j0, j1, lane, o);
 }
 /* pieces worker, worker + v.slots, ..: a slot is one warp's */
-template <class S> __device__ __forceinline__ bool deep_products(const AttendArgs &a, S &sh, const DeepTile &t, DeepRing v, int worker) {
+template <class S> __device__ __forceinline__ bool deep_products(const AttendArgs &a, S &sh, const DeepTile &t, TeamRing v, int worker) {
     const int lane = threadIdx.x & 31;
     bool bad = false;
 #pragma unroll 1
@@ -251,7 +234,7 @@ template <class S> __device__ __forceinline__ bool deep_products(const AttendArg
 }
 
 /* K of the pieces behind the ring's first, by a warp that does nothing else: nine copies take a thousand cycles beside busy warps */
-template <class S> __device__ __forceinline__ void deep_fetch(S &sh, const DeepTile &t, DeepRing k) {
+template <class S> __device__ __forceinline__ void deep_fetch(S &sh, const DeepTile &t, TeamRing k) {
     const int lane = threadIdx.x & 31;
 #pragma unroll 1
     for (int c = k.slots; c < t.count; c++, k.forward(1)) {
@@ -266,7 +249,7 @@ template <class S> __device__ __forceinline__ void deep_fetch(S &sh, const DeepT
 template <class S> __device__ __forceinline__ bool deep_tile(const AttendArgs &a, S &sh, const DeepTile &t, DeepSlots slots) {
     static_assert(DEEP_EARLY < DEEP_LEAST, "the last piece is asked for after the dependency wait");
     const int lane = threadIdx.x & 31, warp = few_warp(), value = S::value_bytes(a.kv.v);
-    DeepRing k = {sh.rings(), sh.deep.keys, slots.keys, S::K_SLOT, 0, 0}, v = {sh.rings() + slots.keys * S::K_SLOT, sh.deep.values, slots.values, value, 0, 0};
+    TeamRing k = {sh.rings(), sh.deep.keys, slots.keys, 0, 0, S::K_SLOT}, v = {sh.rings() + slots.keys * S::K_SLOT, sh.deep.values, slots.values, 0, 0, value};
     const uint8_t *page = deep_page(t, warp);
     auto ask = [&] {
         const uint8_t *from = team_page(page);

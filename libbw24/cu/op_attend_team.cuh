@@ -62,12 +62,7 @@ template <class S> __device__ __forceinline__ void team_scores_int8(const S &sh,
         const float4 d = *(const float4 *)&sh.delta[g][4 * tig];
         const GroupScale d0(d.x, d.z), d1(d.y, d.w);
         const float s0 = half_of(kd[g], 0), s1 = half_of(kd[4 * groups + g], 0);
-        int m[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-        mma32(m, k0.x, k1.x, k0.y, k1.y, b.x, b.y);
-        p[0] = fmaf(s0, d0.of(m[0]), p[0]);
-        p[1] = fmaf(s0, d1.of(m[1]), p[1]);
-        p[2] = fmaf(s1, d0.of(m[2]), p[2]);
-        p[3] = fmaf(s1, d1.of(m[3]), p[3]);
+        score_group(p, k0, k1, b, s0, s1, d0, d1);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) u[2 * tig + (i & 1)][key + 2 * (i & 2)] = (0.0f + p[i]) * c;
@@ -189,18 +184,6 @@ __device__ __forceinline__ void team_products(const AttendArgs &a, S &sh, const 
     for (int q = 0; q < QT; q++)
         if (q0 + q < t.queries && seen.from[q] < seen.to[q]) put_columns<S::CT>(a.o + (sh.at[q0 + q] + (int64_t)b * a.heads) * S::DIM + c0, o[q]);
 }
-
-/* A team's two rings: slots, the one in hand, parity of its barrier */
-struct TeamRing {
-    uint8_t *at;
-    uint64_t *full;
-    int slots, slot, phase, bytes;
-    __device__ __forceinline__ uint8_t *here() const { return at + slot * bytes; }
-    __device__ __forceinline__ void wait() const { bar_wait(full + slot, phase); }
-    __device__ __forceinline__ void next() {
-        if (++slot == slots) { slot = 0; phase ^= 1; }
-    }
-};
 
 /* Pieces team, team + teams, .. of the block's. A slot of K is asked for again when its scores are there, a slot of V when the team has the next piece's
  * scores, behind the barrier that stands there anyway. */

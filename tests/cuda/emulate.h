@@ -159,7 +159,7 @@ inline void __syncthreads() { emu::sync_threads(); }
 inline void __syncwarp(unsigned mask = ~0u) { uint32_t z = 0; emu::exchange(mask, &z, 1); }
 template <class T> T __shfl_sync(unsigned m, T v, int l, int width = 32) { return emu::from_lane(m, v, (emu::lane() & -width) + (l & (width - 1))); }
 template <class T> T __shfl_xor_sync(unsigned m, T v, int o) { return emu::from_lane(m, v, emu::lane() ^ o); }
-template <class T> T __shfl_up_sync(unsigned m, T v, int d, int width = 32) { return emu::from_lane(m, v, (emu::lane() & (width - 1)) >= d ? emu::lane() - d : emu::lane()); }
+template <class T> T __shfl_up_sync(unsigned m, T v, int d) { return emu::from_lane(m, v, emu::lane() >= d ? emu::lane() - d : emu::lane()); }
 template <class T> T __shfl_down_sync(unsigned m, T v, int d) { return emu::from_lane(m, v, emu::lane() + d < 32 ? emu::lane() + d : emu::lane()); }
 template <class T> T __reduce_max_sync(unsigned m, T v) {
     uint32_t w = emu::word(v), (*s)[emu::WORDS] = emu::exchange(m, &w, 1);
